@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -62,9 +62,7 @@ class Table:
 
     def to_csv(self) -> str:
         """Return the cells as they are shown; none of them can start a formula."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, row)] for row in (self.head, *self.rows))
-        return text.getvalue()
+        return format_csv((self.head, *self.rows))
 
     def to_lines(self) -> list[str]:
         """Return the rows as lines of any width, quickly."""
@@ -96,6 +94,13 @@ class Table:
         for place in sorted(self.failed):
             label, reason, *_ = self.rows[place]
             yield from wrap_lines(f"{label}: {reason.removeprefix('✗ ')}", "✗ ")
+
+
+def format_csv(rows: Iterable[Iterable[Any]]) -> str:
+    """Format rows as lines of a .csv file, in which no cell can start a formula."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(escape_cell, row) for row in rows)
+    return text.getvalue()
 
 
 def _narrow_text(widths: list[int], longest: Mapping[int, int], room: int, gap: int) -> None:

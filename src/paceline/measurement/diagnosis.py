@@ -130,19 +130,7 @@ def count_samples_per_pass(row: MeasuredRow) -> int:
 
 IN_TURN = "in turn"  # ranks are slow one after the other
 ADVICE = json.loads(Path(__file__).with_name("advice.json").read_text(encoding="utf-8"))
-CAUSES = {
-    Cause.NONE: "nothing stands out",
-    Cause.IMPOSSIBLE: "faster than its devices can be, so no cause can be told",
-    Cause.NOISE: "its repeats, or those of {base}, are {noise} off their middle: too far to tell a cause",
-    Cause.COMMUNICATION: "{exposed} of the step is exposed communication{link}",
-    Cause.INPUT: "{data} of the step is waiting for input",
-    Cause.SLOW_RANK: "rank {slow.rank} works {times} as long as the others, who wait {waits} of the step",
-    IN_TURN: "ranks wait {waits} of the step, each for another in turn",
-    Cause.SHARED_CORES: "{growth}: {row.ranks} ranks share {cores} cores{threads}",
-    Cause.SHARED_DEVICE: "{growth}: {row.resources.device_ranks} ranks share a device and send through the host",
-    Cause.SMALL_PASSES: "{growth}: {samples} samples in a pass are too few to fill a rank",
-    Cause.FIXED_WORK: "{growth}: a part of it does not shrink with the batch (launches, the update)",
-}
+CAUSES = ADVICE["causes"]
 FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 

@@ -1,7 +1,5 @@
 """Sweep: train a run file with several values of its keys, and rank the trials; kept as sweep.json and sweep.csv."""
 
-import csv
-import io
 import json
 import math
 import os
@@ -16,7 +14,6 @@ from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.arguments import make_output_folder
-from paceline.io.escape import escape_cell
 from paceline.io.files import (
     catch_damage,
     flatten_keys,
@@ -26,6 +23,7 @@ from paceline.io.files import (
     write_atomic,
     write_json,
 )
+from paceline.io.table import format_csv
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
@@ -114,9 +112,7 @@ class Sweep:
         for row in self.rows:
             outcome = (row.score, round(row.seconds, 3), row.length, row.status, row.why)
             lines.append([row.number, *map(row.values.get, self.keys), *outcome, *map(row.metrics.get, metrics)])
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([*map(escape_cell, line)] for line in lines)
-        write_atomic(self.folder / TABLE, text.getvalue())
+        write_atomic(self.folder / TABLE, format_csv(lines))
 
 
 def read_sweep(folder: Path) -> Sweep:
