@@ -130,7 +130,7 @@ def count_samples_per_pass(row: MeasuredRow) -> int:
 
 IN_TURN = "in turn"  # ranks are slow one after the other
 ADVICE = json.loads(Path(__file__).with_name("advice.json").read_text(encoding="utf-8"))
-CAUSES = ADVICE["causes"]
+CAUSES: dict[str, str] = ADVICE["causes"]
 FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 
