@@ -85,7 +85,7 @@ class Mlflow:
         self._client.set_terminated(self.run_id, {"failed": "FAILED", "stopped": "KILLED"}.get(status, "FINISHED"))
 
 
-class Trackio:
+class Trackio(Wandb):
     """In trackio's own folder, where its dashboard looks for it; a resumed run keeps its name."""
 
     def __init__(self, run: RunDir, spec: RunSpec, run_id: str | None) -> None:
@@ -93,9 +93,6 @@ class Trackio:
 
         self.run_id = run_id or f"{run.name}-{time.time_ns() // 1_000_000_000}"
         self._run = trackio.init(PROJECT, self.run_id, config=spec.dump(), resume="allow", embed=False)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
 
     def close(self, status: str = "finished") -> None:
         self._run.finish()
