@@ -17,7 +17,7 @@ from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.trials.runner import train_trial
 from paceline.workload import build_workload
-from paceline.workloads.ensemble.passes import train_member
+from paceline.workloads.ensemble.workload import train_member
 from results import expect_error
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "lm_7b.yaml"

@@ -156,9 +156,9 @@ def parse_table_facts(values: Mapping[str, Any]) -> TableFacts:
     return TableFacts(**validate_fields(TableFacts, {key: value for key, value in values.items() if key != "files"}))
 
 
-def draw_rows(numbers: np.ndarray, fraction: float, purpose: int) -> np.ndarray:
-    """Return which of these rows or queries a hash of their number chooses."""
-    return mix(numbers.astype(np.uint64) + derive_key(purpose)) < np.uint64(fraction * (2**64 - 2**11))
+def draw_rows(numbers: np.ndarray, fraction: float, *key: int) -> np.ndarray:
+    """Return which of these rows or queries a hash of their number and the key chooses."""
+    return mix(numbers.astype(np.uint64) + derive_key(*key)) < np.uint64(fraction * (2**64 - 2**11))
 
 
 def _build_table(folder: Path, data: TableData, train: TableSource, test: TableSource | None) -> None:
@@ -279,6 +279,18 @@ class TableTarget:
         if not self.classes:
             return np.asarray(y)
         return np.searchsorted(np.array(self.values, y.dtype), y).astype(np.float32)
+
+
+def describe_predicted(target: TableTarget, coding: Coding) -> dict[str, Any]:
+    """Return what `parse_predicted` reads: the target and the columns that it is predicted from."""
+    about = {"objective": target.task.value, "classes": target.classes, "values": target.values}
+    return {**about, "columns": coding.columns, "categories": coding.categories}
+
+
+def parse_predicted(about: Mapping[str, Any]) -> tuple[TableTarget, Coding]:
+    facts = validate_fields(TableTarget, {name: about[name] for name in ("classes", "values")})
+    coding = Coding(**validate_fields(Coding, {name: about[name] for name in ("columns", "categories")}))
+    return TableTarget(Task(about["objective"]), **facts), coding
 
 
 def choose_target(objective: str, task: Task | None, label: str, facts: TableFacts) -> TableTarget:

@@ -56,8 +56,7 @@ def fit_model(
     `num_epochs`. Losses are means of sums over `batch_size` documents; the fit does not depend on it. The numbers of
     an optimiser have no effect. The default `device` is the GPU, if there is one.
     """
-    adam = {"base_lr": base_lr, "max_lr": max_lr, "T_0": T_0, "T_mult": T_mult, "weight_decay": weight_decay}
-    _check(adam, k=k, num_epochs=num_epochs, batch_size=batch_size)
+    _check((base_lr, max_lr, T_0, T_mult, weight_decay), k=k, num_epochs=num_epochs, batch_size=batch_size)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     epochs = Epochs(X, k, num_epochs, batch_size, where)
     with tqdm(total=num_epochs, desc="Training Progress") as bar:
@@ -91,8 +90,7 @@ def fit_model_distributed(
     or mpirun are joined until the program ends. Without a launcher the program fits alone. Every rank is given the
     same X and reads its own part. The main rank writes the model's `state_dict` to `save_path`, unless it is None.
     """
-    adam = {"base_lr": base_lr, "max_lr": max_lr, "T_0": T_0, "T_mult": T_mult, "weight_decay": weight_decay}
-    _check(adam, k=k, num_epochs=num_epochs, batch_size=batch_size)
+    _check((base_lr, max_lr, T_0, T_mult, weight_decay), k=k, num_epochs=num_epochs, batch_size=batch_size)
     epochs = Epochs(X, k, num_epochs, batch_size, _join_device())
     epochs.alone = not dist.is_initialized()
     main = epochs.alone or dist.get_rank() == 0
@@ -107,18 +105,19 @@ def fit_model_distributed(
     return model, losses
 
 
-def _check(adam: dict[str, float], **sizes: int) -> None:
+def _check(adam: tuple[float, ...], **sizes: int) -> None:
     """Reject impossible arguments, and warn of those of an optimiser that is not used here."""
+    given = dict(zip(ADAM, adam, strict=True))
     for name, value in sizes.items():
         least = 0 if name == "num_epochs" else 1
         if not isinstance(value, int | np.integer) or value < least:
             raise InvalidValue(f"{name}={value}: give a whole number, {least} or more", key=name)
     if sizes["k"] > MAX_TOPICS:
         raise InvalidValue(f"k={sizes['k']} topics: give at most {MAX_TOPICS}", key="k")
-    for name, number in adam.items():
+    for name, number in given.items():
         if not number >= (name in ("T_0", "T_mult")):
             raise InvalidValue(f"{name}={number}: give {ADAM[name]:g}, or leave it out; it has no effect", key=name)
-    if changed := [f"{name}={value:g}" for name, value in adam.items() if value != ADAM[name]]:
+    if changed := [f"{name}={value:g}" for name, value in given.items() if value != ADAM[name]]:
         warnings.warn(f"no effect of {', '.join(changed)}: this fit has no learning rate", stacklevel=3)
 
 

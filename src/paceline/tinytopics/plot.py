@@ -85,9 +85,9 @@ def plot_top_terms(
     top = np.argsort(-shares, axis=1)[:, :n_top_terms]
     names = top.astype(str) if term_names is None else np.asarray(term_names)[top]
     farthest = 1.1 * np.take_along_axis(shares, top, axis=1).max()
-    figure, grid = plt.subplots(
-        *_arrange_charts(len(shares), nrows, ncols), figsize=figsize, dpi=dpi, layout="constrained", squeeze=False
-    )
+    columns = ncols or (DEFAULT_COLUMNS if nrows is None else -(-len(shares) // nrows))
+    rows = nrows or -(-len(shares) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=figsize, dpi=dpi, layout="constrained", squeeze=False)
     for topic, colour in enumerate(_choose_colours(color_palette, len(shares))):
         axes, places = grid.flat[topic], np.arange(top.shape[1])[::-1]
         axes.barh(places, shares[topic, top[topic]], color=colour)
@@ -97,12 +97,6 @@ def plot_top_terms(
         unused.remove()
     figure.suptitle(title)
     _show_or_save(figure, output_file, dpi, bbox_inches="tight")
-
-
-def _arrange_charts(charts: int, rows: int | None, columns: int | None) -> tuple[int, int]:
-    if columns is None:
-        columns = DEFAULT_COLUMNS if rows is None else -(-charts // rows)
-    return rows or -(-charts // columns), columns
 
 
 def _choose_colours(palette: Palette, count: int) -> list[Any]:

@@ -36,7 +36,13 @@ def generate_synthetic_data(
 
     After the same seed the numbers are those of tinytopics. Counts that would fill the memory are in a temporary file.
     """
-    counts = _make_room(n, m)
+    needed = n * m * NUMBER_BYTES
+    if needed <= MEMORY_SHARE * psutil.virtual_memory().available:
+        counts = np.empty((n, m), np.float32)
+    else:
+        with tempfile.TemporaryFile() as file:
+            _reserve(file.fileno(), needed, Path(tempfile.gettempdir()))
+            counts = np.frombuffer(mmap.mmap(file.fileno(), needed), np.float32).reshape(n, m)
     true_L, true_F = _draw(counts, k, avg_doc_length)
     return torch.from_numpy(counts).to(device or "cpu"), true_L, true_F
 
@@ -68,15 +74,6 @@ def _draw(counts: np.ndarray, k: int, avg_doc_length: int) -> tuple[np.ndarray, 
     for at in tqdm(range(n), desc="Generating Documents"):
         counts[at] = np.random.multinomial(lengths[at], true_L[at] @ true_F)
     return true_L, true_F
-
-
-def _make_room(n: int, m: int) -> np.ndarray:
-    needed = n * m * NUMBER_BYTES
-    if needed <= MEMORY_SHARE * psutil.virtual_memory().available:
-        return np.empty((n, m), np.float32)
-    with tempfile.TemporaryFile() as file:
-        _reserve(file.fileno(), needed, Path(tempfile.gettempdir()))
-        return np.frombuffer(mmap.mmap(file.fileno(), needed), np.float32).reshape(n, m)
 
 
 def _reserve(handle: int, needed: int, folder: Path) -> None:

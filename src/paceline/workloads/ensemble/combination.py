@@ -8,10 +8,11 @@ Of classes, with p_j the probabilities that member j gives:
 and what comes out is calibrated. Of numbers: their mean, a weighted mean, or a linear combination and a shift.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from paceline.io.files import validate_fields
 from paceline.workloads.ensemble.sections import Calibrate, Combine
@@ -28,7 +29,7 @@ class Logistic:
     shifts: tuple[float, ...]
 
     def __call__(self, logs_JNC: np.ndarray) -> np.ndarray:
-        return _compute_softmax(np.tensordot(np.array(self.weights), logs_JNC, 1) + np.array(self.shifts))
+        return np.asarray(softmax(np.tensordot(np.array(self.weights), logs_JNC, 1) + np.array(self.shifts), -1))
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,15 @@ class Combination:
         """(members, rows, classes) -> (rows, classes); of numbers (members, rows) -> (rows,)."""
         if outputs.ndim == 2:
             return np.asarray(np.array(self.weights) @ outputs + sum(self.shifts))
-        found = self._combine_outputs(compute_logs(outputs))
+        logs_JNC = compute_logs(outputs)
+        if self.how == "stack":
+            found = Logistic(self.weights, self.shifts)(logs_JNC)
+        else:
+            scaled = softmax(np.array(self.scales)[:, None, None] * logs_JNC, -1)
+            found = np.asarray(np.tensordot(np.array(self.weights), scaled, 1))
         if self.calibration is not None:
             found = self.calibration(compute_logs(found)[None])
         return self.curves(found) if self.curves is not None else found
-
-    def _combine_outputs(self, logs_JNC: np.ndarray) -> np.ndarray:
-        if self.how == "stack":
-            return Logistic(self.weights, self.shifts)(logs_JNC)
-        scaled = _compute_softmax(np.array(self.scales)[:, None, None] * logs_JNC)
-        return np.asarray(np.tensordot(np.array(self.weights), scaled, 1))
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Combination":
@@ -86,14 +86,16 @@ def fit_class_combination(
         stacked = _fit_logistic(logs, labels_N, shifts=True)
         found = Combination(how, stacked.weights, shifts=stacked.shifts)
     else:
-        fits = (
-            [_fit_logistic(one[None], labels_N, shifts=False).weights[0] for one in logs] if calibrate != "none" else []
-        )
-        scales = np.array(fits or [1.0] * members)
-        own = np.take_along_axis(_compute_softmax(scales[:, None, None] * logs), labels_N[None, :, None], 2)[:, :, 0]
+        scales = np.ones(members)
+        if calibrate != "none":
+            scales = np.array([_fit_logistic(one[None], labels_N, shifts=False).weights[0] for one in logs])
+        own = np.take_along_axis(softmax(scales[:, None, None] * logs, -1), labels_N[None, :, None], 2)[:, :, 0]
         weights = _fit_mixture(own) if how == "weighted" else np.full(members, 1 / members)
         found = Combination(how, tuple(weights.tolist()), scales=tuple(scales.tolist()))
-    return _calibrate(found, outputs_JNC, labels_N, calibrate)
+    if calibrate in ("temperature", "platt"):
+        logs = compute_logs(found(outputs_JNC))[None]
+        return replace(found, calibration=_fit_logistic(logs, labels_N, shifts=calibrate == "platt"))
+    return replace(found, curves=_fit_isotonic(found(outputs_JNC), labels_N)) if calibrate == "isotonic" else found
 
 
 def fit_number_combination(outputs_JN: np.ndarray, truth_N: np.ndarray, how: Combine) -> Combination:
@@ -116,14 +118,6 @@ def compute_logs(probabilities: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(np.clip(probabilities, LEAST, 1.0)))
 
 
-def _calibrate(found: Combination, outputs: np.ndarray, labels: np.ndarray, calibrate: Calibrate) -> Combination:
-    values = {name: getattr(found, name) for name in ("how", "weights", "scales", "shifts")}
-    if calibrate in ("temperature", "platt"):
-        logs = compute_logs(found(outputs))[None]
-        return Combination(**values, calibration=_fit_logistic(logs, labels, shifts=calibrate == "platt"))
-    return Combination(**values, curves=_fit_isotonic(found(outputs), labels)) if calibrate == "isotonic" else found
-
-
 def _fit_logistic(logs_JNC: np.ndarray, labels_N: np.ndarray, *, shifts: bool) -> Logistic:
     """Fit by L-BFGS, weights of 0 or more; the penalty is that of scikit-learn's logistic regression."""
     from scipy.optimize import minimize
@@ -135,7 +129,7 @@ def _fit_logistic(logs_JNC: np.ndarray, labels_N: np.ndarray, *, shifts: bool) -
     def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
         shift = values[members:] if shifts else np.zeros(classes)
         logits = np.tensordot(values[:members], logs_JNC, 1) + shift
-        said = _compute_softmax(logits)
+        said = softmax(logits, -1)
         loss = -float(np.log(said[np.arange(rows), labels_N].clip(1e-300)).sum())
         off = said - truth
         slope = [float((off * one).sum()) for one in logs_JNC]
@@ -169,8 +163,3 @@ def _fit_isotonic(found_NC: np.ndarray, labels_N: np.ndarray) -> IsotonicCurves:
         said.append(tuple(column[order][keep].tolist()))
         held.append(tuple(risen[keep].tolist()))
     return IsotonicCurves(tuple(said), tuple(held))
-
-
-def _compute_softmax(logits: np.ndarray) -> np.ndarray:
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(powers / powers.sum(-1, keepdims=True))

@@ -64,9 +64,7 @@ class Member:
             return MemberOutputs(found.probabilities.astype(np.float64), tuple(names))
         if NUMBERS in found.columns and found[NUMBERS].ndim == 1:
             return MemberOutputs(found[NUMBERS].astype(np.float64), ())
-        message = (
-            f"{self.name} predicts {join_names(list(found.columns))}; a member must predict classes or {NUMBERS!r}"
-        )
+        message = f"{self.name} predicts {join_names(list(found.columns))}; members predict classes or {NUMBERS!r}"
         raise UserError(message, code="not-supported")
 
     def _select_input(self, row: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 
 from paceline.data.files import invalid_data
 from paceline.data.order import derive_key, mix
+from paceline.data.prepared_table import draw_rows
 from paceline.data.tables import check_columns, check_table, format_label, iter_rows, table_kind
 from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
@@ -98,16 +99,13 @@ def read_labelled_rows(path: Path, label: str, key: str) -> RowSet:
 
 def split_held_out(rows: RowSet, fraction: float, seed: int) -> tuple[RowSet, RowSet]:
     """Return (the rest, rows to test on), which depend on row numbers and the seed alone."""
-    chosen = _hash_numbers(rows, seed, HELD_OUT) < np.uint64(fraction * (2**64 - 2**11))
+    chosen = draw_rows(rows.numbers, fraction, seed, HELD_OUT)
     return rows.select(~chosen), rows.select(chosen)
 
 
 def assign_folds(rows: RowSet, folds: int, seed: int) -> np.ndarray:
-    return (_hash_numbers(rows, seed, FOLD) % np.uint64(folds)).astype(np.int64)
-
-
-def _hash_numbers(rows: RowSet, seed: int, purpose: int) -> np.ndarray:
-    return mix(rows.numbers.astype(np.uint64) + derive_key(seed, purpose))
+    hashed = mix(rows.numbers.astype(np.uint64) + derive_key(seed, FOLD))
+    return (hashed % np.uint64(folds)).astype(np.int64)
 
 
 def find_test_table(runs: list[Path]) -> Path:
@@ -127,9 +125,7 @@ def drop_seen_rows(rows: RowSet, runs: list[Path], log: LogFn) -> RowSet:
             continue
         found = _find_rows_in(rows, Path(table))
         if found.mean() > MAX_SEEN:
-            shared = (
-                f"{found.sum():,} of the {len(rows):,} rows of {rows.file} are in {table}, which {run} learned from"
-            )
+            shared = f"{found.sum():,} of the {len(rows):,} rows of {rows.file} are in {table}, which {run} saw"
             raise invalid_data(f"{shared}; give others as  data.path=FILE,  or  model.members", "data.path")
         seen |= found
     if seen.any():

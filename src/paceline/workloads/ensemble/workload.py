@@ -1,30 +1,306 @@
-"""An ensemble as a workload of a run file."""
+"""An ensemble as a workload of a run file: train the members, ask them about rows, and fit the combination.
 
+A member predicts only rows that it was not trained on, and `train.patience` evaluates on another fold.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from time import perf_counter
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
 
 from paceline.config import RunSpec, load
-from paceline.data.files import hash_files
-from paceline.errors import UserError, join_names
+from paceline.data.files import hash_files, invalid_data
+from paceline.data.tables import table_kind
+from paceline.errors import PacelineError, UserError, join_names
 from paceline.io.files import hash_value
 from paceline.layout import Layout
+from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
+from paceline.trainer.passes import FitEnd, Passes
+from paceline.trials.runner import train_trial
 from paceline.workload import LogFn, PassWorkload, ignore_log
-from paceline.workloads.ensemble.members import FittedEnsemble, check_finished, hash_run, name_members
-from paceline.workloads.ensemble.passes import EnsemblePasses, EnsembleRequest, Folds, check_folds, load_member_files
-from paceline.workloads.ensemble.sections import FEW, EnsembleData, EnsembleModel
-from paceline.workloads.ensemble.table_rows import (
-    RowSet,
-    assign_folds,
-    drop_seen_rows,
-    find_test_table,
-    read_labelled_rows,
-    split_held_out,
+from paceline.workloads.ensemble import scoring, table_rows
+from paceline.workloads.ensemble.combination import Combination, fit_class_combination, fit_number_combination
+from paceline.workloads.ensemble.members import (
+    FittedEnsemble,
+    Member,
+    MemberOutputs,
+    PredictionFiles,
+    check_finished,
+    compute_mean_loss,
+    encode_labels,
+    hash_run,
+    name_members,
+    write_ensemble,
 )
+from paceline.workloads.ensemble.sections import FEW, EnsembleData, EnsembleModel
+from paceline.workloads.ensemble.table_rows import RowSet, read_labelled_rows
 
 HELD_OUT, HELD_OUT_OF_UNSEEN = 0.2, 0.5
 LEAST_ROWS = 10
+SOURCES = {"csv": "csv", "tsv": "csv", "jsonl": "jsonl", "parquet": "parquet"}
+
+
+@dataclass(frozen=True)
+class MemberFile:
+    name: str
+    file: Path
+    spec: RunSpec
+    ignored: tuple[str, ...] = ()  # that others read as texts
+
+    @property
+    def stops_early(self) -> bool:
+        return self.spec.train.patience > 0
+
+    def on(self, learn: Path, test: Path, label: str, cache: Path | None = None) -> RunSpec:
+        known = type(self.spec.data).model_fields
+        values: dict[str, Any] = {"name": self.name, "data.path": str(learn), "data.test_path": str(test)}
+        usual = {"label": label, "source": SOURCES[table_kind(learn)]}
+        if cache is not None:
+            usual["cache"] = str(cache)
+        values |= {f"data.{key}": value for key, value in usual.items() if key in known}
+        if "ignore" in known and self.ignored:
+            data: Any = self.spec.data
+            known_here = (*data.ignore, *getattr(data, "categories", ()))
+            values["data.ignore"] = [*data.ignore, *(name for name in self.ignored if name not in known_here)]
+        return self.spec.replace(values, "the ensemble")
+
+
+def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[MemberFile]:
+    specs = [load(file) for file in files]
+    for file, spec in zip(files, specs, strict=True):
+        if missing := [key for key in ("path", "test_path") if key not in type(spec.data).model_fields]:
+            message = f"model.members: {file} has no data.{missing[0]}; add it to Data of its workload"
+            raise UserError(message, code="not-supported", key="model.members")
+    texts = {str(spec.data.text) for spec in specs if hasattr(spec.data, "text")}
+    return [MemberFile(*member, tuple(sorted(texts))) for member in zip(names, files, specs, strict=True)]
+
+
+@dataclass(frozen=True)
+class Folds:
+    rows: RowSet
+    fold: np.ndarray
+    count: int
+    test: RowSet
+
+    def split(self, member: MemberFile, fold: int | None) -> tuple[RowSet, RowSet]:
+        """Return the rows (to learn from, to evaluate on) of a member that must not see `fold`."""
+        if fold is None:
+            apart = 0 if member.stops_early else None
+        else:
+            apart = (fold + 1) % self.count if member.stops_early else fold
+        away = [number for number in (fold, apart) if number is not None]
+        learn = self.rows.select(~np.isin(self.fold, away))
+        return learn, self.test if apart is None else self.rows.select(self.fold == apart)
+
+
+def check_folds(folds: Folds, label: str) -> None:
+    words = np.array(folds.rows.labels)
+    if len(set(folds.rows.labels)) > max(20, len(words) // 10):
+        return  # numbers
+    for name in sorted(set(folds.rows.labels)):
+        own = folds.fold[words == name]
+        if len(set(own)) < min(3, folds.count):
+            few = f"too few rows ({len(own)}) for data.folds={folds.count}"
+            raise invalid_data(f"{label!r} is {name!r} in {few}; leave them out", "data.folds")
+
+
+def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
+    try:
+        result = train_trial(spec, out, again=True, new_process=False)
+    except PacelineError as error:
+        error.args = (f"member {spec.name}: {error}",)
+        raise
+    return result.path, result.status == RunStatus.FINISHED
+
+
+FIT, TEST = "fit", "test"
+PARTS = ("predictions", "tables", "folds", "members")
+
+
+class MemberTask(NamedTuple):
+    """Train or open one member, without a fold or on all rows, and predict."""
+
+    member: int
+    fold: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class EnsembleRequest:
+    model: EnsembleModel
+    label: str
+    names: Sequence[str]
+    fit: RowSet
+    test: RowSet
+    files: Sequence[MemberFile]
+    folds: Folds | None
+    seed: int
+    log: LogFn
+
+    def tasks(self) -> list[MemberTask]:
+        folds = [*range(self.folds.count if self.folds is not None else 0), None]
+        return [MemberTask(number, fold) for fold in folds for number in range(len(self.names))]
+
+    def asked(self, task: MemberTask) -> dict[str, RowSet]:
+        if self.folds is None:
+            return {FIT: self.fit, TEST: self.test}
+        if task.fold is None:
+            return {TEST: self.test}
+        return {f"fold-{task.fold + 1}": self.folds.rows.select(self.folds.fold == task.fold)}
+
+
+class EnsemblePasses(Passes):
+    """One task is one pass; the last pass fits the combination."""
+
+    def __init__(self, request: EnsembleRequest, folder: Path) -> None:
+        self.request, self.folder, self.answers = request, folder, PredictionFiles(folder / "predictions")
+        self.tasks = request.tasks()
+        self.samples, self.most, self.done = len(request.fit), len(self.tasks) + 1, 0
+        self.combination: Combination | None = None
+
+    @property
+    def end(self) -> FitEnd | None:
+        return FitEnd.MOST_PASSES if self.done >= self.most else None
+
+    def end_words(self) -> str:
+        return f"{len(self.request.names)} members are combined"
+
+    def step(self, flag: bool) -> dict[str, Any]:
+        began = perf_counter()
+        try:
+            asking = self.done < len(self.tasks)
+            loss = None if flag else self._answer_task(self.tasks[self.done]) if asking else self._fit_combination()
+        except UserError:
+            if not self.done:  # the request was wrong: leave nothing of it
+                for part in PARTS:
+                    shutil.rmtree(self.folder / part, ignore_errors=True)
+            raise
+        self.done += loss is not None
+        times = {"step_s": perf_counter() - began, "data_s": 0.0, "comm_s": 0.0, "exposed_s": 0.0}
+        losses = {} if loss is None else {"loss": loss}
+        return {**losses, **times, "flagged": loss is None, "of_samples": self.most * self.samples}
+
+    def _answer_task(self, task: MemberTask) -> float | None:
+        name, asked = self.request.names[task.member], self.request.asked(task)
+        if not all(self.answers.file(name, kind).exists() for kind in asked):
+            run, finished = self._train_member(task)
+            if not finished:
+                return None
+            member = Member.open(name, run)
+            for kind, rows in asked.items():
+                found = member.outputs(rows.blocks())
+                self._check_outputs(kind, rows, found, task)
+                self.answers.write(name, kind, found)
+        if task.fold is not None:
+            shutil.rmtree(self.folder / "folds", ignore_errors=True)
+        kind, rows = next(iter(asked.items()))
+        found = self.answers.read(name, kind)
+        return compute_mean_loss(found.values, encode_labels(rows.labels, found.classes, self.request.label))
+
+    def _train_member(self, task: MemberTask) -> tuple[Path, bool]:
+        request, folds = self.request, self.request.folds
+        if folds is None:
+            return request.model.runs[task.member], True
+        member = request.files[task.member]
+        learn, test = folds.split(member, task.fold)
+        part = "" if task.fold is None else f"-{task.fold + 1}"
+        part += "-stop" if member.stops_early else ""
+        tables = self.folder / "tables"
+        learn_file, test_file = learn.write_once(tables, f"learn{part}"), test.write_once(tables, f"test{part}")
+        fold = "all of them" if task.fold is None else f"fold {task.fold + 1} of {folds.count}"
+        request.log(f"  {member.name}: {fold}, {len(learn):,} rows to learn from")
+        out = self.folder / ("members" if task.fold is None else "folds")
+        cache = None if task.fold is None else out / "cache"
+        return train_member(member.on(learn_file, test_file, request.label, cache), out)
+
+    def _check_outputs(self, kind: str, rows: RowSet, found: MemberOutputs, task: MemberTask) -> None:
+        name, first = self.request.names[task.member], self.request.names[0]
+        if found.classes and (new := sorted(set(rows.labels) - set(found.classes))):
+            known = f"{name} predicts {join_names(found.classes)}; leave such rows out"
+            raise invalid_data(f"{rows.file}: {self.request.label!r} is {join_names(new)}, {known}", "data.label")
+        if task.member:
+            found.aligned(self.answers.read(first, kind).classes, name)
+
+    def _fit_combination(self) -> float:
+        outputs, classes = self._outputs(FIT)
+        model, truth = self.request.model, encode_labels(self.request.fit.labels, classes, self.request.label)
+        if classes:
+            self.combination = fit_class_combination(outputs, truth, model.combine, model.calibrate)
+        else:
+            self.combination = fit_number_combination(outputs, truth, model.combine)
+        return compute_mean_loss(self.combination(outputs), truth)
+
+    def _outputs(self, kind: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return the predictions (members, rows, …) in the order of the rows, and the classes."""
+        request, found = self.request, list[np.ndarray]()
+        classes: tuple[str, ...] | None = None
+        for name in request.names:
+            if kind == FIT and request.folds is not None:
+                which = request.folds.fold
+                parts = {fold: self.answers.read(name, f"fold-{fold + 1}") for fold in range(request.folds.count)}
+            else:
+                parts, which = {0: self.answers.read(name, kind)}, np.zeros(len(getattr(request, kind)), np.int64)
+            classes = parts[0].classes if classes is None else classes
+            values = np.empty((len(which), *parts[0].values.shape[1:]))
+            for fold, part in parts.items():
+                values[which == fold] = part.aligned(classes, name)
+            found.append(values)
+        return np.stack(found), classes or ()
+
+    def evaluate(self) -> dict[str, Any]:
+        if self.combination is None:
+            return {}
+        outputs, classes = self._outputs(TEST)
+        truth, whole = encode_labels(self.request.test.labels, classes, self.request.label), self.combination(outputs)
+        return scoring.score_classes(whole, truth, classes) if classes else scoring.score_regression(whole, truth)
+
+    def tensors(self) -> dict[str, Any]:
+        weights = self.combination.weights if self.combination is not None else (0.0,) * len(self.request.names)
+        return {"model": {"weights": torch.tensor(weights, dtype=torch.float64)}}
+
+    def meta(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def allocate_state(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model": {"weights": torch.zeros(len(self.request.names), dtype=torch.float64)}}
+
+    def load_state(self, meta: Mapping[str, Any]) -> None:
+        self.done = int(meta["done"])
+
+    def equations(self, ranks: int) -> list[str]:
+        request = self.request
+        on = f"weights fitted on {len(request.fit):,} rows"
+        if request.folds is not None:
+            on += f", each predicted by members that were trained without its fold ({request.folds.count} folds)"
+        how = f"{request.model.combine} of {len(request.names)} members: {', '.join(request.names)}"
+        return [how, on, f"evaluated on {len(request.test):,} held-out rows"]
+
+    def conclude(self, result: Mapping[str, Any], folder: Path) -> None:
+        if self.combination is None:
+            self._fit_combination()
+        assert self.combination is not None
+        request = self.request
+        outputs, classes = self._outputs(TEST)
+        truth = encode_labels(request.test.labels, classes, request.label)
+        by_name = {
+            **dict(zip(request.names, outputs, strict=True)),
+            scoring.ENSEMBLE: self.combination(outputs),
+        }
+        found = scoring.score_members(by_name, truth, request.seed)
+        if classes:
+            scoring.draw_reliability(by_name, truth, folder, self.most)
+        paths = request.model.runs or [self.folder / "members" / name for name in request.names]
+        write_ensemble(folder, dict(zip(request.names, paths, strict=True)), classes, self.combination, found)
+        for file in (folder / "tables").glob("*-[0-9]*"):
+            file.unlink()
+        for line in scoring.format_scores(found, dict(zip(request.names, self.combination.weights, strict=True))):
+            request.log(line)
 
 
 class Ensemble(PassWorkload):
@@ -76,19 +352,19 @@ class Ensemble(PassWorkload):
         runs, given = list(model.runs), list(model.members or model.runs)
         if data.path is None and not runs:
             raise UserError("no table to learn from; type  data.path=FILE.csv", code="missing-value", key="data.path")
-        rows = read_labelled_rows(data.path or find_test_table(runs), self.label, "data.path")
+        rows = read_labelled_rows(data.path or table_rows.find_test_table(runs), self.label, "data.path")
         if runs:
-            rows = drop_seen_rows(rows, runs, self._log)
+            rows = table_rows.drop_seen_rows(rows, runs, self._log)
         fit, test = self._held_out(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
         names = name_members(given)
-        folds = None if runs else Folds(fit, assign_folds(fit, data.folds, seed), data.folds, test)
+        folds = None if runs else Folds(fit, table_rows.assign_folds(fit, data.folds, seed), data.folds, test)
         files = () if runs else load_member_files(model.members, names)
         return EnsembleRequest(model, self.label, names, fit, test, files, folds, seed, self._log)
 
     def _held_out(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
         data = self._data
         if data.test_path is None:
-            return split_held_out(rows, fraction, self.spec.train.seed)
+            return table_rows.split_held_out(rows, fraction, self.spec.train.seed)
         if data.test_fraction is not None:
             message = "data.test_path and data.test_fraction exclude each other; leave one out"
             raise UserError(message, code="conflict", key="data.test_fraction")

@@ -18,10 +18,12 @@ from paceline.data.prepared_table import (
     TableTarget,
     Task,
     choose_target,
+    describe_predicted,
     encode_rows,
+    parse_predicted,
     prepare_table,
 )
-from paceline.io.files import read_sealed, validate_fields, write_sealed
+from paceline.io.files import read_sealed, write_sealed
 from paceline.nn.class_metrics import class_sums
 from paceline.workload import LogFn, Workload, ignore_log
 from paceline.workloads.tabular.sections import TabularData, TabularModel
@@ -105,29 +107,23 @@ class Tabular(Workload):
         self.target  # noqa: B018 - rejects labels that do not fit
 
     @cached_property
-    def _kept(self) -> Mapping[str, Any]:
-        assert self.kept is not None
-        return read_sealed(self.kept / COLUMNS_FILE)
+    def _predicted(self) -> tuple[TableTarget, Coding]:
+        if self.kept is not None:
+            return parse_predicted(read_sealed(self.kept / COLUMNS_FILE))
+        objective, facts = self._model.objective, self.table.facts
+        task = None if objective == "auto" else Task(objective)
+        return choose_target(objective, task, self._data.label, facts), facts
+
+    @property
+    def target(self) -> TableTarget:
+        return self._predicted[0]
 
     @property
     def coding(self) -> Coding:
-        if self.kept is None:
-            return self.table.facts
-        return Coding(**validate_fields(Coding, {name: self._kept[name] for name in ("columns", "categories")}))
-
-    @cached_property
-    def target(self) -> TableTarget:
-        if self.kept is None:
-            objective = self._model.objective
-            task = None if objective == "auto" else Task(objective)
-            return choose_target(objective, task, self._data.label, self.table.facts)
-        facts = validate_fields(TableTarget, {name: self._kept[name] for name in ("classes", "values")})
-        return TableTarget(Task(self._kept["objective"]), **facts)
+        return self._predicted[1]
 
     def keep(self, folder: Path) -> None:
-        target, coding = self.target, self.coding
-        about = {"objective": target.task.value, "classes": target.classes, "values": target.values}
-        write_sealed(folder / COLUMNS_FILE, {**about, "columns": coding.columns, "categories": coding.categories})
+        write_sealed(folder / COLUMNS_FILE, describe_predicted(*self._predicted))
 
     def sample_count(self) -> int:
         return self.table.facts.rows

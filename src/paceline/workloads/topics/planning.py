@@ -134,8 +134,10 @@ def estimate_pass_memory(counts: CountsShape, documents: float, ranks: int, wher
         else:
             by_terms = sizes.SORT_BYTES
         on_device = min(held, sizes.DEVICE_SHARE * max(0.0, device.memory_bytes - context) / (1 + by_terms))
-        most_there = math.inf if counts.resident else sizes.HOST_SHARE * _host_bytes(ranks, where)
-        on_host = min(held - on_device, most_there)
+        cluster, host_bytes = where.cluster, HOST_MEMORY * device.memory_bytes
+        if cluster.host_bytes is not None:
+            host_bytes = cluster.host_bytes / min(ranks, cluster.per_node)
+        on_host = min(held - on_device, math.inf if counts.resident else sizes.HOST_SHARE * host_bytes)
         on_disk = held - on_device - on_host
         operands += 2.0 * sizes.BLOCK_BYTES * (1 + by_terms) if on_device < held else 0.0
     return TopicsMemory(
@@ -148,14 +150,6 @@ def estimate_pass_memory(counts: CountsShape, documents: float, ranks: int, wher
         disk_bytes=on_disk,
         by_terms_bytes=on_device * by_terms,
     )
-
-
-def _host_bytes(ranks: int, where: PricedCluster) -> float:
-    """Return the host memory of one rank: its share of what its node has or, where nobody knows, what is usual."""
-    cluster = where.cluster
-    if cluster.host_bytes is None:
-        return HOST_MEMORY * cluster.device.memory_bytes
-    return cluster.host_bytes / min(ranks, cluster.per_node)
 
 
 def estimate_pass_time(
@@ -207,13 +201,6 @@ def estimate_pass_work_s(counts: CountsShape, documents: float, device: Device, 
     return max(n * (products + others), reads * moved / bandwidth)
 
 
-def estimate_start_s(counts: CountsShape, documents: float, ranks: int, where: PricedCluster, step_s: float) -> float:
-    """Estimate the start: counts are read and added up, first topics are found, and rows of L for them."""
-    own = 1.0 if counts.resident else documents / counts.documents
-    in_node = build_group(ranks, 1, where.cluster, where.physics).in_node
-    return START_S + own * counts.stored_bytes / disk_bytes_s(in_node, where.physics) + step_s
-
-
 def disk_bytes_s(in_node: int, physics: Physics) -> float:
     """Return the rate that a rank reads with: its own, or its part of the host's."""
     return min(physics.input_bytes_s, STORAGE_BYTES_S / in_node)
@@ -258,8 +245,10 @@ class TopicsCostModel(PassCostModel):
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
         documents, memory = rows_per_rank(layout), self.memory(layout, where)
         time = estimate_pass_time(self.counts, documents, layout.ranks, where, memory)
-        start_s = estimate_start_s(self.counts, documents, layout.ranks, where, time.step_s)
-        return PricedLayout(layout, where, time, memory, start_s)
+        own = 1.0 if self.counts.resident else documents / self.counts.documents
+        in_node = build_group(layout.ranks, 1, where.cluster, where.physics).in_node
+        read_s = own * self.counts.stored_bytes / disk_bytes_s(in_node, where.physics)
+        return PricedLayout(layout, where, time, memory, START_S + read_s + time.step_s)  # rows of L take a pass
 
     def details(self) -> dict[str, Any]:
         return {"counts": asdict(self.counts)}

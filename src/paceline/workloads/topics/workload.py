@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from paceline.config import RunSpec
 from paceline.data.cache import prepare_entry
 from paceline.errors import UserError
 from paceline.io.files import expand_cache, read_text
@@ -28,7 +29,6 @@ from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.shards import ShardCounts, read_shards
 from paceline.workloads.topics.files.texts import WORDS, TextOptions, is_text
-from paceline.workloads.topics.fitting.engine import AcceleratedEM
 from paceline.workloads.topics.fitting.problem import FitProblem, build_problem, check_topics, sample_documents
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import FitOptions, TopicsData, TopicsModel
@@ -39,6 +39,10 @@ SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_bef
 
 class Topics(PassWorkload):
     Model, Data = TopicsModel, TopicsData
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self._model, self._data = cast(TopicsModel, spec.model), cast(TopicsData, spec.data)
 
     @cached_property
     def counts(self) -> Counts:
@@ -102,14 +106,6 @@ class Topics(PassWorkload):
         options = FitOptions(**asked, seed=train.seed, passes=train.steps or train.epochs)
         return TopicPasses(problem, k, options, settings)
 
-    @property
-    def _data(self) -> TopicsData:
-        return cast(TopicsData, self.spec.data)
-
-    @property
-    def _model(self) -> TopicsModel:
-        return cast(TopicsModel, self.spec.model)
-
 
 def _read_entry(entry: Path, log: LogFn, verify: bool) -> ShardCounts:
     counts = read_shards(entry)
@@ -126,25 +122,20 @@ class TopicPasses(Passes):
         self.parameters = self.k * (self.counts.documents + self.counts.terms)
         self.final_loss = math.nan
         self.seconds = 0.0
-        self._fit: AcceleratedEM | None = None
+        self.fit: Any = None  # an AcceleratedEM, once it has begun or is restored
 
     def begin(self) -> None:
-        if self._fit is None:
+        if self.fit is None:
             began = perf_counter()
-            self._fit = self.problem.begin(self.k, self.options)
+            self.fit = self.problem.begin(self.k, self.options)
             self.seconds += perf_counter() - began
 
     @property
-    def fit(self) -> AcceleratedEM:
-        assert self._fit is not None
-        return self._fit
-
-    @property
     def end(self) -> FitEnd | None:
-        return None if self._fit is None else self._fit.end
+        return None if self.fit is None else self.fit.end
 
     def end_words(self) -> str:
-        return self.fit.end_words()
+        return str(self.fit.end_words())
 
     def step(self, flag: bool) -> dict[str, Any]:
         done = self.fit.step(flag)
@@ -173,10 +164,10 @@ class TopicPasses(Passes):
     def allocate_state(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         L = torch.empty(len(self.problem.per_document), self.k, device=self.problem.device)
         Ft = torch.empty(self.counts.terms, self.k, device=self.problem.device)
-        self._fit = self.problem.resume_at(L, Ft, self.options)
+        self.fit = self.problem.resume_at(L, Ft, self.options)
         if not self.counts.sparse:
-            self._fit.L_safe, self._fit.Ft_safe = L.clone(), Ft.clone()
-        self._fit.Ft_earlier = Ft.clone()
+            self.fit.L_safe, self.fit.Ft_safe = L.clone(), Ft.clone()
+        self.fit.Ft_earlier = Ft.clone()
         return {name: room for name, room in self.tensors().items() if name != "earlier" or "drift" in meta}
 
     def load_state(self, meta: Mapping[str, Any]) -> None:

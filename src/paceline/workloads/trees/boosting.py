@@ -72,22 +72,16 @@ def load_library(name: str) -> Callable[[BoostingJob], Any]:
     return XGBoostRounds
 
 
-def build_lightgbm_parameters(model: TreesModel) -> dict[str, Any]:
-    given = {name: getattr(model, key) for key, name in LIGHTGBM_NAMES.items()}
-    given["bagging_freq"] = int(model.subsample < 1)
-    if model.scale_pos_weight != 1:
-        given["scale_pos_weight"] = model.scale_pos_weight
-    return {name: value for name, value in given.items() if value is not None}
-
-
 class LightGBMRounds:
     """Rounds on one rank: on several, each would find its own bins, and the trees would differ."""
 
     def __init__(self, job: BoostingJob) -> None:
         self.job = job
-        target = job.target
+        model, target = job.model, job.target
         self.parameters = {
-            **build_lightgbm_parameters(job.model),
+            **{name: value for key, name in LIGHTGBM_NAMES.items() if (value := getattr(model, key)) is not None},
+            **({"scale_pos_weight": model.scale_pos_weight} if model.scale_pos_weight != 1 else {}),
+            "bagging_freq": int(model.subsample < 1),
             "objective": OBJECTIVES[target.task].lightgbm,
             "metric": OBJECTIVES[target.task].lightgbm_loss,
             "num_threads": job.threads,

@@ -15,7 +15,7 @@ import torch
 
 from paceline.config.registry import guard_user_code, load_user_function
 from paceline.data.prepared_table import RowSplit, TableTarget, Task
-from paceline.errors import UserError
+from paceline.errors import InvalidValue
 from paceline.launch.process_group import broadcast_from_main, gather_objects
 from paceline.nn.class_metrics import class_sums, list_class_metrics, sum_two_classes
 from paceline.trainer.evaluation import ChunkSums, sum_chunks
@@ -172,7 +172,7 @@ class CustomMetric:
             value = self.function(labels, predicted[:, 1] if len(target.classes) == 2 else predicted)
         if not isinstance(value, Real) or not math.isfinite(value):
             message = f"{METRIC_KEY}: {self.reference} returned {value!r}, expected a finite number"
-            raise UserError(message, code="invalid-value", key=METRIC_KEY)
+            raise InvalidValue(message, key=METRIC_KEY)
         return float(value)
 
 
@@ -183,8 +183,8 @@ def load_metric(reference: str | None) -> CustomMetric | None:
     try:
         inspect.signature(function).bind(None, None)
     except TypeError as error:
-        message = f"{METRIC_KEY}: {reference} is called with (labels, predictions): {error}"
-        raise UserError(message, code="invalid-value", key=METRIC_KEY) from None
+        problem = f"{reference} is called with (labels, predictions): {error}"
+        raise InvalidValue(f"{METRIC_KEY}: {problem}", key=METRIC_KEY) from None
     except ValueError:  # a C function without a signature
         pass
     return CustomMetric(reference, function)

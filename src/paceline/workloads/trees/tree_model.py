@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.prepared_table import Coding, TableTarget, Task, encode_rows
+from paceline.data.prepared_table import Coding, TableTarget, describe_predicted, encode_rows, parse_predicted
 from paceline.errors import UserError
-from paceline.io.files import read_bytes, read_sealed, validate_fields, write_atomic, write_sealed
+from paceline.io.files import read_bytes, read_sealed, write_atomic, write_sealed
 from paceline.workloads.trees.scoring import predict_from_margins
 
 MODEL_FILES = {"xgboost": "model.json", "lightgbm": "model.txt"}
@@ -30,14 +30,6 @@ def load_booster(library: str, raw: bytes) -> Any:
     return lightgbm.Booster(model_str=raw.decode())
 
 
-def cut_model(library: str, raw: bytes, rounds: int) -> bytes:
-    """Return the model with its first rounds alone."""
-    booster = load_booster(library, raw)
-    if library == "xgboost":
-        return bytes(booster[:rounds].save_raw("json"))
-    return str(booster.model_to_string(num_iteration=rounds)).encode()
-
-
 @dataclass(frozen=True, repr=False)
 class FittedTrees:
     library: str
@@ -47,12 +39,16 @@ class FittedTrees:
 
     def write(self, folder: Path) -> None:
         write_atomic(folder / MODEL_FILES[self.library], self.raw)
-        target = {"objective": self.target.task.value, "classes": self.target.classes, "values": self.target.values}
-        about = {"library": self.library, **target, **self._columns()}
+        about = {"library": self.library, **describe_predicted(self.target, self.coding)}
         write_sealed(folder / TABLE_FILE, {**about, "sha256": hashlib.sha256(self.raw).hexdigest()})
 
-    def _columns(self) -> dict[str, Any]:
-        return {"columns": self.coding.columns, "categories": self.coding.categories}
+    @classmethod
+    def cut(cls, library: str, raw: bytes, rounds: int, coding: Coding, target: TableTarget) -> "FittedTrees":
+        """Make the result of a run from its first rounds alone."""
+        booster = load_booster(library, raw)
+        xgboost = library == "xgboost"
+        raw = booster[:rounds].save_raw("json") if xgboost else booster.model_to_string(num_iteration=rounds).encode()
+        return cls(library, bytes(raw), coding, target)
 
     @classmethod
     def read(cls, folder: Path) -> "FittedTrees":
@@ -62,9 +58,7 @@ class FittedTrees:
             raise UserError(f"{folder} has no trees yet; continue with  {command}", code="not-found")
         about = read_sealed(file)
         try:
-            facts = validate_fields(TableTarget, {name: about[name] for name in ("classes", "values")})
-            coding = Coding(**validate_fields(Coding, {name: about[name] for name in ("columns", "categories")}))
-            target = TableTarget(Task(about["objective"]), **facts)
+            target, coding = parse_predicted(about)
             file = folder / MODEL_FILES[about["library"]]
             raw = read_bytes(file, MAX_MODEL_BYTES)
             if about.get("sha256", "") not in ("", hashlib.sha256(raw).hexdigest()):  # older runs have none
@@ -136,7 +130,7 @@ class FittedTrees:
 
     def export(self, folder: Path) -> None:
         write_atomic(folder / MODEL_FILES[self.library], self.raw)
-        names = {**self._columns(), "classes": self.classes}
+        names = {"columns": self.coding.columns, "categories": self.coding.categories, "classes": self.classes}
         write_atomic(folder / "names.json", json.dumps(names, indent=1, ensure_ascii=False) + "\n")
 
     def write_onnx(self, file: Path) -> None:

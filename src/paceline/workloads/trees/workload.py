@@ -21,7 +21,7 @@ from paceline.workload import LogFn, PassWorkload, ignore_log
 from paceline.workloads.trees.boosting import BoostingJob, load_library
 from paceline.workloads.trees.scoring import HeldOutRows, load_metric
 from paceline.workloads.trees.sections import BY_NAME, TreesData, TreesModel
-from paceline.workloads.trees.tree_model import FittedTrees, cut_model
+from paceline.workloads.trees.tree_model import FittedTrees
 
 DEFAULT_EVALUATE_EVERY = 10
 CPU_BUILD = "this {} is built for CPUs only; for devices type  pip uninstall xgboost-cpu && pip install xgboost"
@@ -121,8 +121,8 @@ class TreePasses(Passes):
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
         rounds, library = self.best_round if self.end is FitEnd.PATIENCE else self.done, self.job.model.library
-        raw = cut_model(library, result["trees"].numpy().tobytes(), rounds)
-        FittedTrees(library, raw, self.job.table.facts, self.job.target).write(folder)
+        raw = result["trees"].numpy().tobytes()
+        FittedTrees.cut(library, raw, rounds, self.job.table.facts, self.job.target).write(folder)
 
 
 class Trees(PassWorkload):

@@ -25,13 +25,13 @@ from xgboost.core import XGBoostError
 from xgboost.tracker import RabitTracker
 
 from paceline.data.order import derive_key, mix
-from paceline.data.prepared_table import Coding, Task
+from paceline.data.prepared_table import Coding, Task, draw_rows
 from paceline.launch.environment import LOCALHOST, RankInfo, pin_cores
 from paceline.launch.network import find_local_address
 from paceline.launch.process_group import broadcast_from_main, gather_objects
 from paceline.workloads.trees.boosting import BoostingJob
 from paceline.workloads.trees.scoring import sum_losses
-from paceline.workloads.trees.sections import OBJECTIVES, TreesModel
+from paceline.workloads.trees.sections import OBJECTIVES
 
 PAGE_BYTES = 1 << 27
 PREDICTED_ROWS = 1 << 14
@@ -106,20 +106,16 @@ def _mute_stdout() -> Iterator[None]:
             os.close(kept)
 
 
-def build_xgboost_parameters(model: TreesModel, device: str = "cpu") -> dict[str, Any]:
-    given = {name: value for name in PARAMETERS if (value := getattr(model, name)) is not None}
-    if model.scale_pos_weight != 1:
-        given["scale_pos_weight"] = model.scale_pos_weight
-    return {"tree_method": "hist", "device": device, **given}
-
-
 class XGBoostRounds:
     def __init__(self, job: BoostingJob) -> None:
         self.job = job
         self.network = XGBoostNetwork(job.rank_info, job.timeout_s)
         target, facts = job.target, job.table.facts
         self.parameters = {
-            **build_xgboost_parameters(job.model, job.device),
+            "tree_method": "hist",
+            "device": job.device,
+            **{name: value for name in PARAMETERS if (value := getattr(job.model, name)) is not None},
+            **({"scale_pos_weight": job.model.scale_pos_weight} if job.model.scale_pos_weight != 1 else {}),
             "objective": OBJECTIVES[target.task].xgboost,
             "eval_metric": OBJECTIVES[target.task].xgboost_loss,
             "nthread": job.threads,
@@ -195,8 +191,7 @@ class XGBoostRounds:
         model, seed = self.job.model, self.job.seed
         if model.subsample < 1:
             first = self.job.rows.start
-            ids = np.arange(first, first + self.matrix.num_row(), dtype=np.uint64)
-            kept = mix(ids + derive_key(seed, number, ROWS)) < np.uint64(model.subsample * (2**64 - 2**11))
+            kept = draw_rows(np.arange(first, first + self.matrix.num_row()), model.subsample, seed, number, ROWS)
             self.matrix.set_weight(kept.astype(np.float32) if self.weights is None else self.weights * kept)
         if model.colsample_bytree < 1:
             columns = len(self.kinds)

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 
 from paceline.errors import UserError
 from paceline.workloads.topics.result.model import align_topics
@@ -93,7 +94,6 @@ def test_in_a_pipeline_and_a_search():
 
 
 def test_files_and_tensors(tmp_path):
-    torch = pytest.importorskip("torch")
     X, _, _ = collection(documents=40)
     np.save(tmp_path / "X.npy", X)
     expected = TopicModel(k=3).fit(X).fit_.loss

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.topics.result.plots import PALETTE, plot_loss, plot_structure, plot_top_terms, shorten_label
@@ -68,7 +69,6 @@ def test_nothing_is_left_behind(tmp_path):
 
 
 def test_the_loss_is_drawn_from_lists_and_tensors():
-    torch = pytest.importorskip("torch")
     figure = plot_loss(torch.tensor([5.0, 4.0, 3.5, 3.4]), title="Mine")
     assert figure.axes[0].get_title(loc="left") == "Mine"
     assert figure.axes[0].lines[0].get_ydata().tolist() == pytest.approx([5, 4, 3.5, 3.4])

@@ -72,8 +72,6 @@ def test_numbers_and_markup_are_no_terms_unless_asked_for():
 
 
 def test_the_most_frequent_terms():
-    options = TextOptions(min_df=1, max_df=1.0, max_terms=3)
-    assert read_text(TEXTS, options).vocabulary == ["cat", "dog", "stock"]
     theirs = CountVectorizer(max_features=2, stop_words=sorted(ENGLISH)).fit(TEXTS)
     assert read_text(TEXTS, TextOptions(min_df=1, max_df=1.0, max_terms=2)).vocabulary == sorted(theirs.vocabulary_)
 
@@ -120,19 +118,6 @@ def test_every_kind_of_file_gives_the_same(tmp_path):
             named = read_text(path, TextOptions(name_column="id"))
             assert named.names == ["0", "1", "2", "3", "4", "5"], name
     assert read_counts(tmp_path / "texts").names[-1] == "more/5.txt"
-
-
-def test_new_texts_with_an_old_vocabulary():
-    counts = read_text(["Dog cat cat bird", "", "bird"], vocabulary=["stock", "dog", "cat"])
-    assert dense(counts).tolist() == [[0, 1, 2], [0, 0, 0], [0, 0, 0]]
-
-
-def test_options_reach_the_texts(tmp_path):
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"body": t}) + "\n" for t in TEXTS))
-    options = TextOptions(column="body", min_df=3, stop_words=None)
-    counts = read_counts(tmp_path / "x.jsonl", text=options)
-    assert counts.vocabulary == convert(tmp_path / "x.jsonl", tmp_path / "s", text=options).vocabulary
-    assert counts.vocabulary == ["cat", "dog", "the"]
 
 
 def test_stop_words(tmp_path):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import InvalidData, UserError
+from paceline.errors import InvalidData, InvalidValue
 from paceline.workloads.topics.counts.matrices import (
     FRACTIONS,
     Counts,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Tensor = Any  # a plan reads counts without torch
 PIECE = 1 << 26  # elements of a tensor that are worked on at a time, in a wider type
 KINDS = ".npy, .npz, .mtx, .parquet, .csv, .tsv, .jsonl, .txt, a folder of shards or a folder of .txt files"
-WHAT_IS_READ = f"give an array, a torch tensor, a scipy sparse matrix or a path: {KINDS}"
+NO_MATRIX = f"a {{}} is not a matrix of counts; give an array, a torch tensor, a scipy sparse matrix or a path: {KINDS}"
 THE_TENSOR = "the tensor"
 
 
@@ -37,15 +37,10 @@ def from_array(array: Any, *, fractional: bool = False, source: str = "the matri
         try:
             array = np.asarray(array)
         except (TypeError, ValueError):
-            raise _not_a_matrix(array, source) from None
+            raise InvalidValue(f"{source}: {NO_MATRIX.format(type(array).__name__)}") from None
     check_matrix(array.shape, source, array.dtype)
     place = make_row_locator(source, array.shape[1])
     return DenseCounts(convert_to_smallest(array, fractional=fractional, place=place), fractional=fractional)
-
-
-def _not_a_matrix(given: object, source: str) -> UserError:
-    message = f"{source}: a {type(given).__name__} is not a matrix of counts; {WHAT_IS_READ}"
-    return UserError(message, code="invalid-value")
 
 
 def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matrix") -> SparseCounts:
@@ -73,9 +68,9 @@ def from_torch(tensor: Any, *, fractional: bool = False, on_device: bool = False
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise _not_a_matrix(tensor, "the matrix")
+        raise InvalidValue(f"the matrix: {NO_MATRIX.format(type(tensor).__name__)}")
     if tensor.is_meta:
-        raise UserError("a tensor on the device meta has no values; give one that has", code="invalid-value")
+        raise InvalidValue("a tensor on the device meta has no values; give one that has")
     tensor = tensor.detach()
     if on_device and tensor.is_cuda and tensor.layout in (torch.strided, torch.sparse_csr):
         return from_tensor(tensor, fractional=fractional)
@@ -99,8 +94,7 @@ def _to_scipy(tensor: Tensor) -> Any:
     elif tensor.layout == torch.sparse_coo:
         kind, parts = scipy.sparse.coo_array, [tensor._values(), tensor._indices()]
     else:
-        message = f"a tensor of layout {tensor.layout}: give it dense, or as sparse CSR, CSC or COO"
-        raise UserError(message, code="invalid-value")
+        raise InvalidValue(f"a tensor of layout {tensor.layout}: give it dense, or as sparse CSR, CSC or COO")
     return kind(tuple(part.numpy() for part in parts), shape=tuple(tensor.shape))
 
 
@@ -176,8 +170,7 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
     lengths = pointer.diff()
     ends = [pointer[0] == 0, pointer[-1] == len(index), (lengths >= 0).all(), (index >= 0).all(), (index < terms).all()]
     if not bool(torch.stack(ends).all()):
-        message = f"{THE_TENSOR}: its row pointers or its columns are not those of {terms:,} terms; build it again"
-        raise InvalidData(message)
+        raise InvalidData(f"{THE_TENSOR}: its row pointers or columns are not those of {terms:,} terms; build it again")
 
     def place(at: int) -> str:
         row = int(torch.searchsorted(pointer, at, right=True)) - 1
@@ -185,14 +178,6 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
 
     count = convert_on_device(tensor.values().contiguous(), fractional, place)
     return DeviceCounts((pointer, index.to(torch.int32), count), terms, fractional=fractional)
-
-
-def upload_counts(counts: Counts, device: "torch.device") -> DeviceCounts:
-    import torch
-
-    block = counts.block(0, counts.documents)
-    parts = tuple(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in block.parts)
-    return DeviceCounts(parts if isinstance(block.values, Csr) else parts[0], counts.terms)
 
 
 def convert_on_device(values: Tensor, fractional: bool, place: Locator) -> Tensor:

@@ -52,8 +52,10 @@ def convert_to_smallest(array: np.ndarray, *, fractional: bool, place: Locator) 
         if kind is not None:
             return np.ascontiguousarray(array.astype(kind, copy=False))
     filling = WideningArray(array.size, fractional=fractional, place=place)
-    for piece in _iterate_flat(array):
-        filling.put(piece)
+    whole = array.flags.c_contiguous or array.ndim == 1
+    rows = len(array) if whole else max(1, (1 << 20) // max(1, array.shape[1]))
+    for start in range(0, len(array), max(1, rows)):
+        filling.put(array[start : start + rows].ravel())
     return filling.values.reshape(array.shape)
 
 
@@ -113,15 +115,6 @@ class WideningArray:
             value = float(chunk[at])
             shown = f"{int(value)}" if np.isfinite(value) and value == int(value) else f"{value:.6g}"
             raise InvalidData(f"{self._place(self.done + at)} is {shown}: {reason}")
-
-
-def _iterate_flat(array: np.ndarray) -> Iterator[np.ndarray]:
-    if array.flags.c_contiguous or array.ndim == 1:
-        yield array.ravel()
-        return
-    rows = max(1, (1 << 20) // max(1, array.shape[1]))
-    for start in range(0, len(array), rows):
-        yield array[start : start + rows].ravel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,10 +20,8 @@ LARGEST_SCANNED = LARGEST_OF[np.dtype(np.uint16)]
 NOT_TAKEN = -1
 
 
-def compile_kernel(function=None, *, fastmath=True):
+def compile_kernel(function, fastmath=True):
     """Compile a function when it is first called, and cache it on disk if possible."""
-    if function is None:
-        return functools.partial(compile_kernel, fastmath=fastmath)
     options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
     try:
         return njit(**options, cache=True)(function)
@@ -31,13 +29,11 @@ def compile_kernel(function=None, *, fastmath=True):
         return njit(**options)(function)
 
 
-def can_scan(dtype: np.dtype) -> bool:
-    """Return whether `NonzeroScanner` reads numbers of this type."""
-    return dtype.isnative and dtype.kind in "buif" and (dtype.kind != "f" or dtype.itemsize in (4, 8))
+compile_exactly = functools.partial(compile_kernel, fastmath=False)  # NaN must be seen
 
 
 class NonzeroScanner:
-    """Collect the nonzeros of rows that are added in order, up to a given number."""
+    """Collect the nonzeros of rows that are added in order, up to a number of them. Floats have 4 or 8 bytes."""
 
     def __init__(self, rows: int, room: int) -> None:
         self.indptr = np.zeros(rows + 1, np.int64)
@@ -59,7 +55,7 @@ class NonzeroScanner:
         return Csr(self.indptr, self.indices[: self.count].copy(), data.astype(kind))
 
 
-@compile_kernel(fastmath=False)  # NaN must be seen
+@compile_exactly
 def _scan_rows(values, bits, indices, data, count, ends):
     """Append the nonzeros of each row, and where they end; return how many there are then, or NOT_TAKEN."""
     rows, terms = values.shape
@@ -90,7 +86,7 @@ def _scan_rows(values, bits, indices, data, count, ends):
     return count
 
 
-@compile_kernel(fastmath=False)
+@compile_exactly
 def _to_small_count(x):
     """Return the number as a small count, and whether it is not one."""
     fits = x >= 0 and x <= LARGEST_SCANNED

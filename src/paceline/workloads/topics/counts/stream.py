@@ -111,21 +111,12 @@ def compute_totals(counts: Counts, start: int = 0, stop: int | None = None) -> T
     stop = counts.documents if stop is None else stop
     per_document, per_term = np.zeros(stop - start), np.zeros(counts.terms)
     for block in iterate_blocks(counts, start, stop, TOTALS_BLOCK_BYTES):
-        at = slice(block.start - start, block.stop - start)
-        add: Any = _add_sparse if isinstance(block.values, Csr) else _add_dense
-        add(block.values, per_document[at], per_term)
+        values, own = block.values, per_document[block.start - start : block.stop - start]
+        if not isinstance(values, Csr):
+            kind = np.float64 if values.dtype.kind == "f" else np.int64
+            own += values.sum(axis=1, dtype=kind)
+            per_term += values.sum(axis=0, dtype=kind)
+        elif (some := np.diff(values.indptr) > 0).any():
+            own[some] += np.add.reduceat(values.data, values.indptr[:-1][some], dtype=np.float64)
+            per_term += np.bincount(values.indices, weights=values.data, minlength=len(per_term))
     return Totals(per_document, per_term)
-
-
-def _add_dense(values: np.ndarray, per_document: np.ndarray, per_term: np.ndarray) -> None:
-    kind = np.float64 if values.dtype.kind == "f" else np.int64
-    per_document += values.sum(axis=1, dtype=kind)
-    per_term += values.sum(axis=0, dtype=kind)
-
-
-def _add_sparse(values: Csr, per_document: np.ndarray, per_term: np.ndarray) -> None:
-    lengths = np.diff(values.indptr)
-    some = lengths > 0
-    if some.any():
-        per_document[some] += np.add.reduceat(values.data, values.indptr[:-1][some], dtype=np.float64)
-        per_term += np.bincount(values.indices, weights=values.data, minlength=len(per_term))

@@ -105,14 +105,21 @@ class NpyCounts(Counts):
                 flat = np.empty(numbers, np.uint8)
                 read_array_into(handle, flat, begin, self.path)
             else:
-                flat = self._read_smallest(handle, begin, numbers, start)
+                place = make_row_locator(str(self.path), self.terms, start)
+                found = WideningArray(numbers, fractional=self.fractional, place=place)
+                piece = np.empty(PIECE_BYTES // self.dtype.itemsize, self.dtype)
+                for first in range(0, numbers, piece.size):
+                    part = piece[: min(piece.size, numbers - first)]
+                    read_array_into(handle, part, begin + first * self.dtype.itemsize, self.path)
+                    found.put(part)
+                flat = found.values
         return DocumentBlock(start, flat.reshape(stop - start, self.terms))
 
     def nonzero_rows(self, start: int, stop: int) -> Csr | None:
         """Return `block` without its zeros; None where these are few, or a number is not a small count."""
-        from paceline.workloads.topics.counts.numba_kernels import NonzeroScanner, can_scan
+        from paceline.workloads.topics.counts.numba_kernels import NonzeroScanner
 
-        if not can_scan(self.dtype):
+        if not self.dtype.isnative or (self.dtype.kind == "f" and self.dtype.itemsize not in (4, 8)):
             return None
         scanner = NonzeroScanner(stop - start, int(SPARSE_BELOW * (stop - start) * self.terms))
         piece = np.empty((max(1, PIECE_BYTES // self.row_bytes), self.terms), self.dtype)
@@ -124,16 +131,6 @@ class NpyCounts(Counts):
                     return None
         return scanner.csr()
 
-    def _read_smallest(self, handle: int, begin: int, numbers: int, start: int) -> np.ndarray:
-        place = make_row_locator(str(self.path), self.terms, start)
-        found = WideningArray(numbers, fractional=self.fractional, place=place)
-        piece = np.empty(PIECE_BYTES // self.dtype.itemsize, self.dtype)
-        for first in range(0, numbers, piece.size):
-            part = piece[: min(piece.size, numbers - first)]
-            read_array_into(handle, part, begin + first * self.dtype.itemsize, self.path)
-            found.put(part)
-        return found.values
-
 
 @contextmanager
 def open_sequential(path: Path) -> Iterator[int]:
@@ -142,8 +139,7 @@ def open_sequential(path: Path) -> Iterator[int]:
     except OSError as error:
         raise unreadable_error(path, error) from None
     try:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         yield handle
     finally:
         os.close(handle)

@@ -59,7 +59,9 @@ def probe_counts(path: Path, options: TextOptions) -> CountsProbe | None:
             return None
         check_regular(path)
         if name.endswith(".npy"):
-            return _probe_npy(path)
+            shape, _, dtype, _ = disk_counts.read_npy_header(path)
+            wide = len(shape) == 2 and shape[1] * dtype.itemsize > WIDE_ROW_BYTES
+            return _make_dense(shape, dtype.itemsize, resident=False) if wide else None
         if name.endswith(".npz"):
             return _probe_npz(path)
         if name.endswith(".parquet"):
@@ -95,12 +97,6 @@ def _probe_shards(path: Path) -> CountsProbe:
     element = found.row_bytes // found.terms
     sizes = (nonzeros, found.sparse, element, float(found.stored_bytes))
     return CountsProbe(found.documents, found.terms, *sizes, resident=False)
-
-
-def _probe_npy(path: Path) -> CountsProbe | None:
-    shape, _, dtype, _ = disk_counts.read_npy_header(path)
-    wide = len(shape) == 2 and shape[1] * dtype.itemsize > WIDE_ROW_BYTES
-    return _make_dense(shape, dtype.itemsize, resident=False) if wide else None
 
 
 def _probe_npz(path: Path) -> CountsProbe | None:

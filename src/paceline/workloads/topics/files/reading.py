@@ -20,7 +20,7 @@ from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scip
 from paceline.workloads.topics.counts.matrices import Counts, Csr, check_matrix
 from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.files import disk_counts, shards
-from paceline.workloads.topics.files.shards import SHARD_BYTES, ShardCounts, check_new_folder, write_shards
+from paceline.workloads.topics.files.shards import SHARD_BYTES, ShardCounts, write_shards
 from paceline.workloads.topics.files.texts import TermCounter, TextOptions, is_text, iterate_documents, read_text
 
 AGAIN = "write it again or copy it again"
@@ -167,7 +167,8 @@ def convert(
 ) -> ShardCounts:
     """Write counts from anything that `read_counts` takes to a folder of shards, with a few shards in memory."""
     folder = Path(out).expanduser().absolute()
-    check_new_folder(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists; give a new folder, or remove this one first", code="conflict")
     if isinstance(source, str | Path) and is_text(Path(source).expanduser()):
         words, labels = _count_texts(Path(source).expanduser(), text or TextOptions())
         return write_shards(folder, words, len(labels.vocabulary or ()), labels, shard_bytes=shard_bytes, log=log)

@@ -75,7 +75,9 @@ def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
     rows = values.rows if isinstance(values, Csr) else len(values)
     counts = values.data if isinstance(values, Csr) else values[values != 0]
     nonzeros, data = len(counts), _choose_type(counts)
-    segments, index_bytes = _choose_segments(rows, nonzeros, terms)
+    segments, index_bytes = -(-terms // SEGMENT_TERMS), 2
+    if 4 * rows * segments + 2 * nonzeros > 4 * rows + 4 * nonzeros:
+        segments, index_bytes = 1, 4
     csr_bytes = 4 * (rows * segments + 1) + nonzeros * (index_bytes + data.itemsize)
     layout = "csr" if csr_bytes < rows * terms * data.itemsize else "dense"
     values = to_sparse(values) if layout == "csr" else to_dense(values, terms)
@@ -168,11 +170,9 @@ def _choose_type(nonzeros: np.ndarray) -> np.dtype:
 def _split_large(flat: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if flat.dtype == dtype:
         return flat, np.empty(0, "<u4"), np.empty(0, "<i4")
-    large_at = np.flatnonzero(flat > LARGEST[dtype])
-    large = flat[large_at]
-    small = flat.astype(dtype)
+    large_at, small = np.flatnonzero(flat > LARGEST[dtype]), flat.astype(dtype)
     small[large_at] = 0
-    return small, large_at.astype("<u4"), large.astype("<i4")
+    return small, large_at.astype("<u4"), flat[large_at].astype("<i4")
 
 
 def _restore_large_counts(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first: int) -> np.ndarray:
@@ -186,16 +186,8 @@ def _restore_large_counts(data: np.ndarray, large_at: np.ndarray, large: np.ndar
     return data
 
 
-def _choose_segments(rows: int, nonzeros: int, terms: int) -> tuple[int, int]:
-    segments = -(-terms // SEGMENT_TERMS)
-    narrow_bytes = 4 * rows * segments + 2 * nonzeros
-    return (segments, 2) if narrow_bytes <= 4 * rows + 4 * nonzeros else (1, 4)
-
-
 def _to_segments(values: Csr, segments: int, index_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    if index_bytes == 4:
-        return values.indptr.astype("<u4"), values.indices.astype("<i4", copy=False)
-    index = values.indices.astype("<u2")  # the low 16 bits
+    index = values.indices.astype("<u2" if index_bytes == 2 else "<i4", copy=False)  # of 32 bits the low 16
     if segments == 1:
         return values.indptr.astype("<u4"), index
     row = np.repeat(np.arange(values.rows, dtype=np.int64) * segments, np.diff(values.indptr))

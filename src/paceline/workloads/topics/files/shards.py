@@ -185,24 +185,16 @@ def _group_blocks(stream: Iterable[np.ndarray | Csr], shard_bytes: int) -> Itera
     parts: list[np.ndarray | Csr] = []
     gathered_bytes = 0
     for values in stream:
-        smaller, nbytes = shrink_rows(values)
+        if isinstance(values, Csr) or 3 * int(np.count_nonzero(values)) < values.nbytes:  # the smaller form in a shard
+            values = to_sparse(values)
+        nbytes = 4 * values.rows + 3 * len(values.data) if isinstance(values, Csr) else values.nbytes
         if parts and gathered_bytes + nbytes > min(shard_bytes, MAX_SHARD_BYTES):
             yield _concatenate_rows(parts)
             parts, gathered_bytes = [], 0
-        parts.append(smaller)
+        parts.append(values)
         gathered_bytes += nbytes
     if parts:
         yield _concatenate_rows(parts)
-
-
-def shrink_rows(values: np.ndarray | Csr) -> tuple[np.ndarray | Csr, int]:
-    """Return the values in the smaller of both forms, and about their bytes in a shard."""
-    if not isinstance(values, Csr):
-        nonzeros_bytes = 3 * int(np.count_nonzero(values))
-        if nonzeros_bytes >= values.nbytes:
-            return values, values.nbytes
-        values = to_sparse(values)
-    return values, 4 * values.rows + 3 * len(values.data)
 
 
 def _concatenate_rows(parts: list[np.ndarray | Csr]) -> np.ndarray | Csr:
@@ -210,11 +202,6 @@ def _concatenate_rows(parts: list[np.ndarray | Csr]) -> np.ndarray | Csr:
     if len(dense) == len(parts):
         return stack_arrays(dense)
     return join_rows([to_sparse(part) for part in parts])
-
-
-def check_new_folder(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists; give a new folder, or remove this one first", code="conflict")
 
 
 def _write_names(path: Path, names: Iterable[str]) -> str:

@@ -147,8 +147,8 @@ class TermCounter:
         if not kept.size:
             found = f"{len(words) - self._stop:,} terms in {self.documents:,} documents"
             limits = f"min_df={self.options.min_df:g} and max_df={self.options.max_df:g}"
-            message = f"{_describe_source(source)}: of {found} none is left with {limits}; lower min_df or raise max_df"
-            raise UserError(message, code="invalid-data", key="min_df")
+            problem = f"of {found} none is left with {limits}; lower min_df or raise max_df"
+            raise InvalidData(f"{_describe_source(source)}: {problem}", key="min_df")
         kept = kept[np.argsort(words[kept], kind="stable")]
         if self.options.max_terms is not None and kept.size > self.options.max_terms:
             often = np.argsort(-self._in_all[kept], kind="stable")[: self.options.max_terms]
@@ -247,8 +247,8 @@ def iterate_documents(
     wanted = {"--text": column, **({"--name": name_column} if name_column else {})}
     for number, (text, *name) in iter_columns(path, kind, wanted, allow_repeated_header=True):
         if not isinstance(text, str):
-            message = f"{locate_row(path, kind, number)}: {column!r} is not a text but {text!r:.40}"
-            raise UserError(message, code="invalid-data", key="--text")
+            where = locate_row(path, kind, number)
+            raise InvalidData(f"{where}: {column!r} is not a text but {text!r:.40}", key="--text")
         yield str(name[0]) if name else None, text
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import InvalidData, InvalidValue
-from paceline.workloads.topics.counts.arrays import DeviceCounts, upload_counts
+from paceline.workloads.topics.counts.arrays import DeviceCounts
 from paceline.workloads.topics.counts.matrices import (
     Counts,
     Csr,
@@ -239,7 +239,11 @@ def _load_sample(few: Counts, device: torch.device) -> StartSample:
         sums = [torch.from_numpy(part) for part in compute_totals(few)]
         whole = [(0, few.documents, make_cpu_pass(few.block(0, few.documents), sums[1]))]
         return StartSample(lambda: whole, *sums)
-    there = few if isinstance(few, DeviceCounts) else upload_counts(few, device)
+    there = few
+    if not isinstance(there, DeviceCounts):
+        block = few.block(0, few.documents)
+        parts = tuple(torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in block.parts)
+        there = DeviceCounts(parts if isinstance(block.values, Csr) else parts[0], few.terms)
     per_document, per_term = sum_counts(there)
     share = (per_term / per_term.sum()).float()
     return StartSample(make_device_passes(there, per_document.float(), per_term, share), per_document, per_term)

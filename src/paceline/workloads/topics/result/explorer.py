@@ -114,6 +114,9 @@ def collect_explorer_data(
     place[used] = np.arange(len(used))
     overlap = compute_overlaps(model.F)
     spots, radii = place_topics(overlap, shares)
+    stripes = average_neighbours(
+        model.L, sort_documents(model.L), STRIPES
+    )  # topics in order, so that neighbours line up
     company = None
     if counts is not None and model.F.shape[1] > 1:
         company = compute_coherence(counts, [by[:10] for by in firsts[0]])
@@ -133,7 +136,7 @@ def collect_explorer_data(
         "uses": _list_term_uses(model.F, shares, everywhere, used),
         "tops": [[place[at].tolist(), [_round_short(v) for v in p[at]]] for p, at in zip(model.F, tops, strict=True)],
         "colours": PALETTE,
-        "stripes": compute_stripes(model.L),
+        "stripes": [_in_thousandths(mean, np.sort(find_largest(mean, STRIPE_TOPICS))) for mean in stripes],
         **documents,
         "texts": None if texts is None else _read_beginnings(texts, shown),
         "documentTerms": None if typical is None else [place[terms].tolist() for terms in typical],
@@ -295,10 +298,3 @@ def _find_typical_terms(counts: Counts, shown: np.ndarray, everywhere: np.ndarra
             score = x * np.log(np.maximum(x / max(x.sum(), 1e-30), 1e-30) / np.maximum(everywhere[terms], 1e-9))
             found.append(terms[find_largest(score, DOCUMENT_TERMS)])
     return found
-
-
-def compute_stripes(L: np.ndarray) -> list[list[int]]:
-    """Return all documents in columns, each the mean mixture of its documents: topic, share in thousandths, ..."""
-    means = average_neighbours(L, sort_documents(L), STRIPES)
-    # in the order of topics, so that neighbours line up
-    return [_in_thousandths(mean, np.sort(find_largest(mean, STRIPE_TOPICS))) for mean in means]

@@ -36,11 +36,10 @@ NUMBERS_AT_ONCE = 1 << 22
 
 def compute_perplexity(model: "TopicFit", counts: Counts, smoothing: float, seed: int) -> float:
     """Compute TopicFit.perplexity. Documents without a word in one of the halves are left out."""
-
     if not 0 <= smoothing < 1:
         raise InvalidValue(f"smoothing={smoothing}: give a share below 1", key="smoothing")
     chance = np.random.default_rng(seed)
-    by_term = np.ascontiguousarray(model.F.T)
+    by_term, together = np.ascontiguousarray(model.F.T), max(1, NUMBERS_AT_ONCE // model.k)
     log_likelihood, words = 0.0, 0.0
     for block in iterate_blocks(counts, 0, counts.documents, BLOCK_BYTES):
         known, unseen = split_in_halves(to_sparse(block.values), chance)
@@ -50,7 +49,11 @@ def compute_perplexity(model: "TopicFit", counts: Counts, smoothing: float, seed
             continue
         half = SparseCounts(known, counts.terms, fractional=counts.fractional)
         found, _ = infer_mixtures(half, model.F)
-        p = compute_probabilities(found, by_term, row[scored], unseen.indices[scored])
+        rows, terms = row[scored], unseen.indices[scored]
+        p = np.empty(len(rows))
+        for start in range(0, len(rows), together):
+            at = slice(start, start + together)
+            p[at] = np.einsum("ij,ij->i", found[rows[at]], by_term[terms[at]], dtype=np.float64)
         p = (1 - smoothing) * p + smoothing / counts.terms
         x = unseen.data[scored].astype(np.float64)
         with np.errstate(divide="ignore"):
@@ -73,15 +76,6 @@ def split_in_halves(values: Csr, chance: np.random.Generator) -> tuple[Csr, Csr]
 def _with_counts(values: Csr, data: np.ndarray) -> Csr:
     kind = np.float32 if data.dtype.kind == "f" else find_integer_type(data.max(initial=0)) or np.dtype(np.int32)
     return values.select(data > 0, data.astype(kind))
-
-
-def compute_probabilities(L: np.ndarray, by_term: np.ndarray, rows: np.ndarray, terms: np.ndarray) -> np.ndarray:
-    found = np.empty(len(rows))
-    together = max(1, NUMBERS_AT_ONCE // L.shape[1])
-    for start in range(0, len(rows), together):
-        at = slice(start, start + together)
-        found[at] = np.einsum("ij,ij->i", L[rows[at]], by_term[terms[at]], dtype=np.float64)
-    return found
 
 
 def compute_coherence(counts: Counts, topics: Sequence[np.ndarray]) -> np.ndarray:

@@ -81,9 +81,11 @@ def plot_structure(
     `groups`: a label for each document, drawn apart. `order`: instead of `sort_documents`. The smallest of more than
     `most_topics` are drawn as one, in grey.
     """
+    if most_topics < 1:
+        raise InvalidValue(f"most_topics={most_topics}: give at least 1", key="most_topics")
     shares = _read_shares(L, normalize_rows)
     documents = len(shares)
-    kept = _keep_topics(shares, most_topics)
+    kept = np.sort(find_largest(shares.mean(axis=0, dtype=np.float64), most_topics))
     stacked, labels, colours = _merge_others(shares, kept, topic_names)
     parts = _split_groups(shares, kept, groups, order)
     with _open_figure((9.0, 3.9), output_file) as figure:
@@ -185,13 +187,6 @@ def _read_shares(L: Any, normalize_rows: bool) -> np.ndarray:
         message = f"a row of L sums to {sums.max():.4g}, not to one; pass  normalize_rows=True"
         raise InvalidValue(message, key="normalize_rows")
     return shares
-
-
-def _keep_topics(shares: np.ndarray, most: int) -> np.ndarray:
-    if most < 1:
-        raise InvalidValue(f"most_topics={most}: give at least 1", key="most_topics")
-    k = shares.shape[1]
-    return np.arange(k) if k <= most else np.sort(find_largest(shares.mean(axis=0, dtype=np.float64), most))
 
 
 def _merge_others(
