@@ -34,9 +34,20 @@ def test_every_row_has_its_facts_a_source_and_a_date():
         ("24GB", "A10"),
         ("RTX 3090", "RTX-3090"),
         ("cpu", "CPU"),
+        ("RTX4090", "RTX-4090"),
+        ("rtx_5090", "RTX-5090"),
+        ("RTXA5000", "RTX-A5000"),
+        ("A100-40g", "A100-SXM4-40GB"),
+        ("H100SXM", "H100-SXM5-80GB"),
+        ("4070TiSuper", "RTX-4070-Ti-SUPER"),
+        ("RTX6000Ada", "RTX-6000-Ada"),
+        ("NVIDIA GH200", "GH200-96GB"),
+        ("mi300x", "MI300X"),
+        ("b200", "B200-SXM-180GB"),
+        ("l40s", "L40S"),
     ],
 )
-def test_devices_are_found_by_part_of_their_name(text, name):
+def test_devices_are_found_by_part_of_their_name_as_people_spell_it(text, name):
     assert find_device(text).name == name
 
 
@@ -81,57 +92,6 @@ def test_resizing_keeps_whole_nodes():
         c.resized(0)
 
 
-def test_cluster_files(tmp_path):
-    file = tmp_path / "lab.yaml"
-    file.write_text("device: A100-40GB\nnodes: 2\nper_node: 4\nlink: pcie\nnetwork: 25Gb\nprice: 1.5\nmemory_gb: 39\n")
-    c = parse_cluster(str(file))
-    assert (c.devices, c.usd_per_device_hour) == (8, 1.5)
-    assert c.device.memory_bytes == 39e9
-    assert "lab.yaml" in c.device.source
-    assert c.node_bytes_s == 25e9 / 8
-    assert c.host_bytes is None
-    file.write_text("device: A100-40GB\nper_node: 4\nhost_memory_gb: 512\n")
-    assert parse_cluster(str(file)).resized(2).host_bytes == 512e9
-
-
-def test_a_catalogue_of_your_own_may_say_how_much_host_memory_a_node_has(tmp_path):
-    rows = (Path(hardware.__file__).parent / "hardware.csv").read_text().splitlines()
-    mine = [rows[0] + ",host_gb", rows[1].replace("V100-SXM2-16GB", "Mine-16GB") + ",384"]
-    (tmp_path / "mine.csv").write_text("\n".join(mine))
-    (tmp_path / "lab.yaml").write_text("device: Mine-16GB\nper_node: 2\ncatalogue: mine.csv\n")
-    assert parse_cluster(str(tmp_path / "lab.yaml")).host_bytes == 384e9
-
-
-def test_a_device_whose_name_is_more_than_a_line_is_refused(tmp_path):
-    rows = (Path(hardware.__file__).parent / "hardware.csv").read_text().splitlines()
-    mine = [rows[0], rows[1].replace("V100-SXM2-16GB", '"Mine\nrm -rf home"')]
-    (tmp_path / "mine.csv").write_text("\n".join(mine))
-    (tmp_path / "lab.yaml").write_text("device: Mine\ncatalogue: mine.csv\n")
-    with pytest.raises(UserError, match="cannot name a device"):
-        parse_cluster(str(tmp_path / "lab.yaml"))
-
-
-@pytest.mark.parametrize(
-    ("written", "name"),
-    [
-        ("RTX4090", "RTX-4090"),
-        ("rtx_5090", "RTX-5090"),
-        ("RTXA5000", "RTX-A5000"),
-        ("a100-80gb", "A100-SXM4-80GB"),
-        ("A100-40g", "A100-SXM4-40GB"),
-        ("H100SXM", "H100-SXM5-80GB"),
-        ("4070TiSuper", "RTX-4070-Ti-SUPER"),
-        ("RTX6000Ada", "RTX-6000-Ada"),
-        ("NVIDIA GH200", "GH200-96GB"),
-        ("mi300x", "MI300X"),
-        ("b200", "B200-SXM-180GB"),
-        ("l40s", "L40S"),
-    ],
-)
-def test_devices_are_found_as_people_spell_them(written, name):
-    assert find_device(written).name == name
-
-
 def test_spot_prices_say_where_they_come_from_and_are_lower():
     with Path(hardware.__file__).with_name("hardware.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -141,8 +101,38 @@ def test_spot_prices_say_where_they_come_from_and_are_lower():
     assert find_device("H100").spot_usd_per_hour < parse_cluster("8xH100").usd_per_device_hour
 
 
-def test_prices_of_a_cluster_file(tmp_path):
-    (tmp_path / "lab.yaml").write_text("device: H100\nprice: 2\n")
-    assert parse_cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour is None  # that of other people
-    (tmp_path / "lab.yaml").write_text("device: H100\nprice: 2\nspot_price: 0.5\n")
-    assert parse_cluster(str(tmp_path / "lab.yaml")).spot_usd_per_device_hour == 0.5
+@pytest.fixture
+def read(tmp_path):
+    """Read a cluster file with this content."""
+
+    def read(text):
+        (tmp_path / "lab.yaml").write_text(text)
+        return parse_cluster(str(tmp_path / "lab.yaml"))
+
+    return read
+
+
+def test_cluster_files(read):
+    c = read("device: A100-40GB\nnodes: 2\nper_node: 4\nlink: pcie\nnetwork: 25Gb\nprice: 1.5\nmemory_gb: 39\n")
+    assert (c.devices, c.usd_per_device_hour) == (8, 1.5)
+    assert c.device.memory_bytes == 39e9
+    assert "lab.yaml" in c.device.source
+    assert c.node_bytes_s == 25e9 / 8
+    assert c.host_bytes is None
+    assert c.spot_usd_per_device_hour is None  # that of other people
+    assert read("device: A100-40GB\nper_node: 4\nhost_memory_gb: 512\n").resized(2).host_bytes == 512e9
+    assert read("device: H100\nprice: 2\nspot_price: 0.5\n").spot_usd_per_device_hour == 0.5
+
+
+def test_devices_may_come_from_the_users_own_catalogue(read, tmp_path):
+    head, row, *_ = Path(hardware.__file__).with_name("hardware.csv").read_text().splitlines()
+    (tmp_path / "mine.csv").write_text(f"{head},host_gb\n{row.replace('V100-SXM2-16GB', 'Mine-16GB')},384\n")
+    found = read("device: Mine-16GB\nper_node: 2\ncatalogue: mine.csv\n")
+    assert (found.device.name, found.host_bytes) == ("Mine-16GB", 384e9)
+    injected = row.replace("V100-SXM2-16GB", '"Mine\nrm -rf home"')
+    for text in (f"{head}\n{injected}\n", "name,memory\nMine,much\n"):
+        load_catalogue.cache_clear()
+        (tmp_path / "mine.csv").write_text(text)
+        with pytest.raises(UserError) as refused:
+            read("device: Mine\ncatalogue: mine.csv\n")
+        assert (refused.value.code, refused.value.key) == ("invalid-format", "catalogue")

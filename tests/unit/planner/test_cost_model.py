@@ -7,7 +7,7 @@ import pytest
 from paceline.config import load
 from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
-from plan_specs import classifier
+from plan_specs import classifier, lm
 
 
 def test_steps_follow_from_samples_and_batch():
@@ -146,6 +146,14 @@ def test_a_model_that_fails_in_any_case_is_refused_in_one_line(own):
     assert (error.value.code, error.value.key) == ("user-code-failed", "workload")
     assert "\n" not in str(error.value)
     assert str(error.value).count("on 8 samples") == 1, "the same failure is reported once"
+
+
+@pytest.mark.parametrize(("usual", "table"), [(classifier(), 8192 * 128), (lm("tiny"), 32_000 * 128)])
+def test_frozen_parts_have_no_gradients(usual, table):
+    some = usual.replace({"train.groups": {"layers.0.*": {"frozen": True}, "tokens*": {"frozen": True}}})
+    cost_model, found = build_cost_model(usual), build_cost_model(some)
+    assert cost_model.trained_params == cost_model.params == found.params
+    assert found.trained_params == pytest.approx(found.params - table - cost_model.blocks[1].params)
 
 
 def test_a_plan_knows_what_is_frozen_and_what_is_done_between_the_steps():

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from paceline.planner.emit import (
 from paceline.planner.plan import plan
 from paceline.trainer.engines import accelerate_config, deepspeed_config
 
+OWN = Path(__file__).resolve().parents[3] / "docs" / "examples" / "own_training.yaml"
 LM = """name: lm
 workload: lm
 model: {preset: 1b}
@@ -227,31 +229,16 @@ def test_skypilots_schemas_accept_the_task(documents, where):
         validate({**task, "num_node": 2}, schemas["task"])
 
 
-OWN = """import torch
-from paceline import Workload
-
-class Own(Workload):
-    def model(self):
-        return torch.nn.Linear(2, 1)
-
-    def data(self, split):
-        return torch.zeros(8, 2)
-
-    def loss(self, model, batch):
-        return model(batch).sum(), len(batch)
-"""
-
-
 @pytest.mark.parametrize(
     ("text", "pod", "machine"),
     [
-        ("workload: own.py:Own\ntrain: {steps: 3, global_batch: 4}\n", "/paceline/own.py", "~/own.py"),
+        (OWN.read_text(), "/paceline/own_training.py", "~/own_training.py"),
         (CLOUD_LM.replace("data: {", "data: {source: text, path: ../texts, "), "/texts", "~/../texts"),
         (CLOUD_LM.replace("data: {", "data: {source: text, path: /shared/texts, "), "/shared/texts", "/shared/texts"),
     ],
 )
 def test_what_the_run_reads_is_named_as_the_machines_see_it(tmp_path, text, pod, machine):
-    (tmp_path / "own.py").write_text(OWN)
+    shutil.copy(OWN.with_suffix(".py"), tmp_path)
     file = tmp_path / "run.yaml"
     file.write_text(text)
     found = plan(paceline.load(file), "1xH100")

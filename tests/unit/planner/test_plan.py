@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.hardware.catalogue import load_catalogue, read_cluster_file
+from paceline.hardware.catalogue import read_cluster_file
 from paceline.planner.advice import explain_misfit
 from paceline.planner.formulas.placement import Reduction
 from paceline.planner.plan import plan
@@ -196,21 +196,6 @@ def test_the_cluster_of_the_run_file_is_used(tmp_path):
     spec = paceline.load(tmp_path / "run.yaml")
     assert plan(spec).target.devices == 2
     assert plan(spec.replace({"cluster": "4xA100"})).target.devices == 4
-
-
-def test_devices_may_come_from_the_users_own_catalogue(tmp_path):
-    columns = (ROOT / "src/paceline/hardware/hardware.csv").read_text().splitlines()[0]
-    mine = "NPU-1,64,1000,,200,200,,50,,mesh,100,31,16,400,250,1.5,us,our own lab,2026-01-01"
-    (tmp_path / "mine.csv").write_text(f"{columns}\n{mine}\n")
-    (tmp_path / "lab.yaml").write_text("device: NPU-1\ncatalogue: mine.csv\nper_node: 16\n")
-    found = plan(paceline.load(AGNEWS), str(tmp_path / "lab.yaml"))
-    assert found.target.whole.device.name == "NPU-1"
-    assert found.rates.usd == 1.5
-    (tmp_path / "mine.csv").write_text("name,memory\nNPU-1,much\n")
-    (tmp_path / "bad.yaml").write_text("device: NPU-1\ncatalogue: mine.csv\n")
-    load_catalogue.cache_clear()
-    with pytest.raises(paceline.UserError, match="not a table of devices"):
-        plan(paceline.load(AGNEWS), str(tmp_path / "bad.yaml"))
 
 
 def test_every_cluster_file_of_the_recipes_is_read():

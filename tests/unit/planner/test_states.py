@@ -53,12 +53,3 @@ def test_divided_experts_are_held_once_in_each_group():
     assert divided.memory.weights_bytes == pytest.approx(4 * (shape.parameters - experts * 3 / 4))
     assert divided.memory.states_bytes == pytest.approx(whole.memory.states_bytes)
     assert divided.time.comm_s != whole.time.comm_s
-
-
-def test_frozen_weights_have_no_gradients_and_no_states():
-    frozen = {"tokens*": {"frozen": True}, "layers.[0-9].*": {"frozen": True}}
-    usual, some = memory(), memory(groups=frozen)
-    shape = lm().model.shape(128256, 8192)
-    held = shape.vocab * shape.width + 10 * (shape.weights_per_layer + 2 * shape.width)
-    assert some.states_bytes == pytest.approx((shape.parameters - held) * 8 / 8, rel=1e-6)
-    assert some.weights_bytes == usual.weights_bytes

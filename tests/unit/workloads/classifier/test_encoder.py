@@ -91,17 +91,6 @@ def test_a_classifier_has_the_parameters_of_its_closed_form(model):
     assert build_cost_model(spec).params == sum(p.numel() for p in built.parameters())
 
 
-def test_frozen_parts_of_a_classifier_have_no_gradients():
-    usual = classifier()
-    some = usual.replace({"train.groups": {"layers.0.*": {"frozen": True}, "tokens*": {"frozen": True}}})
-    with torch.device("meta"):
-        named = dict(Encoder(usual.model, usual.data.vocab, usual.data.max_length, 4).named_parameters())
-    held = sum(p.numel() for name, p in named.items() if name.startswith(("layers.0.", "tokens")))
-    found = build_cost_model(some)
-    assert found.trained_params == pytest.approx(found.params - held)
-    assert build_cost_model(usual).trained_params == found.params
-
-
 def test_what_the_data_are_not_there_to_say_is_assumed_and_listed():
     found = build_cost_model(classifier())
     assert (found.samples, found.units_per_sample) == (120_000, 48)
