@@ -46,36 +46,29 @@ class DecoderShape:
 
     def _check_divisibility(self, vocab: int, sequence: int) -> None:
         step = 2 if self.positions == "rotary" else 1  # rotary positions turn pairs of features
-        message, key = "", ""
         if self.width % (self.heads * step):
             wrong = "does not divide" if self.width % self.heads else "leaves an odd number of features per head of"
             fits = [] if self.width % step else find_divisors(self.width // step)
-            message = f"model.heads={self.heads} {wrong} model.width={self.width}{_suggest_nearest(self.heads, fits)}"
-            key = "model.heads"
-        elif self.heads % self.kv_heads:
+            near = _suggest_nearest(self.heads, fits)
+            raise _conflict("model.heads", f"model.heads={self.heads} {wrong} model.width={self.width}{near}")
+        if self.heads % self.kv_heads:
             near = _suggest_nearest(self.kv_heads, find_divisors(self.heads))
-            message = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}{near}"
-            key = "model.kv_heads"
-        elif self.experts and self.top_k > self.experts:
+            problem = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}{near}"
+            raise _conflict("model.kv_heads", problem)
+        if self.experts and self.top_k > self.experts:
             more = f"model.top_k={self.top_k} is more than model.experts={self.experts}"
-            message, key = f"{more}; type  model.top_k={self.experts}", "model.top_k"
-        elif self.experts and self.ffn_kind != "swiglu":
-            message, key = "model.experts are gated; type  model.ffn_kind=swiglu", "model.ffn_kind"
-        elif self.shared_ffn and not self.experts:
-            message, key = (
-                f"model.shared_ffn={self.shared_ffn} needs model.experts; type  model.experts=8",
-                "model.experts",
-            )
-        elif vocab > self.vocab:
-            message = f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data; "
-            message += f"type  model.vocab={vocab}  or a smaller  data.vocab"
-            key = "model.vocab"
-        elif self.positions == "learned" and sequence > self.context:
-            message = f"data.sequence={sequence} is longer than the {self.context} learned positions; "
-            message += f"type  data.sequence={self.context}  or  model.context={sequence}"
-            key = "data.sequence"
-        if message:
-            raise UserError(message, code="invalid-value", key=key)
+            raise _conflict("model.top_k", f"{more}; type  model.top_k={self.experts}")
+        if self.experts and self.ffn_kind != "swiglu":
+            raise _conflict("model.ffn_kind", "model.experts are gated; type  model.ffn_kind=swiglu")
+        if self.shared_ffn and not self.experts:
+            needs = f"model.shared_ffn={self.shared_ffn} needs model.experts"
+            raise _conflict("model.experts", f"{needs}; type  model.experts=8")
+        if vocab > self.vocab:
+            few = f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data"
+            raise _conflict("model.vocab", f"{few}; type  model.vocab={vocab}  or a smaller  data.vocab")
+        if self.positions == "learned" and sequence > self.context:
+            long = f"data.sequence={sequence} is longer than the {self.context} learned positions; "
+            raise _conflict("data.sequence", f"{long}type  data.sequence={self.context}  or  model.context={sequence}")
 
     @property
     def head_dim(self) -> int:
@@ -100,6 +93,10 @@ class DecoderShape:
         if self.positions == "learned":
             tables += self.context * self.width
         return tables + self.layers * (self.weights_per_layer + 2 * self.width) + self.width
+
+
+def _conflict(key: str, message: str) -> UserError:
+    return UserError(message, code="invalid-value", key=key)
 
 
 def find_divisors(number: int) -> list[int]:

@@ -20,17 +20,8 @@ if TYPE_CHECKING:
     from paceline.config.sections import RunClass, Section
 
 GROUP = "paceline.workloads"  # of entry points: each names a `WorkloadEntry` or a Workload class
-BUILT_IN = {
-    "classifier": "paceline.workloads.classifier:ENTRY",
-    "ensemble": "paceline.workloads.ensemble:ENTRY",
-    "keras": "paceline.workloads.keras:ENTRY",
-    "lm": "paceline.workloads.lm:ENTRY",
-    "tabular": "paceline.workloads.tabular:ENTRY",
-    "topics": "paceline.workloads.topics:ENTRY",
-    "transformers": "paceline.workloads.transformers:ENTRY",
-    "trees": "paceline.workloads.trees:ENTRY",
-    "unet": "paceline.workloads.unet:ENTRY",
-}
+NAMES = ("classifier", "ensemble", "keras", "lm", "tabular", "topics", "transformers", "trees", "unet")
+BUILT_IN = {name: f"paceline.workloads.{name}:ENTRY" for name in NAMES}
 DEFAULT_WORKLOAD = "classifier"
 SCRIPT = "paceline.script:ENTRY"
 USER_CODE_LOGGER = "paceline.user_code"

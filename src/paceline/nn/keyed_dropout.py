@@ -298,9 +298,5 @@ def find_dropout_names(kind: Any) -> tuple[str, ...]:
 
 
 def list_sites(model: nn.Module) -> list[Site]:
-    return [site for module in model.modules() for site in _sites_of(module)]
-
-
-def _sites_of(module: nn.Module) -> Sequence[Site]:
-    found = getattr(module, SITE, ())
-    return (found,) if isinstance(found, Site) else found
+    found = [getattr(module, SITE, ()) for module in model.modules()]
+    return [site for own in found for site in ((own,) if isinstance(own, Site) else own)]

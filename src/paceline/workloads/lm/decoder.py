@@ -160,9 +160,6 @@ class Decoder(nn.Module):
             return found
         return found + self.balance / self.shape.layers * (imbalance_BS * (targets >= 0)).sum(1)
 
-    def hidden(self, x: Tensor) -> Tensor:
-        return self.run_layers(x)[0]
-
     def run_layers(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.first and self.tokens is not None:
             ids_BS, x = x, self.tokens(x)
@@ -283,4 +280,4 @@ def compute_next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
     """Return logits (V,) of the next token alone."""
     assert model.head is not None
     with torch.no_grad():
-        return model.head(model.hidden(ids_1S)[:, -1:], weight=model.shared_weight())[0, 0].double()
+        return model.head(model.run_layers(ids_1S)[0][:, -1:], weight=model.shared_weight())[0, 0].double()
