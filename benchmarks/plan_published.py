@@ -27,7 +27,7 @@ from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).parent))
 from published_rows import Row, Scaling, read_rows, scalings
-from unknown_shapes import data_parallel_step_s
+from unknown_shapes import count_flops, data_parallel_step_s
 
 from paceline.planner.formulas.memory import estimate_memory
 from paceline.planner.formulas.placement import GPU_PHYSICS, PHYSICS_TABLE, Physics
@@ -125,7 +125,8 @@ def half_of_peak(rows: Sequence[Row]) -> Array:
         assert r.model is not None
         assert r.cluster is not None
         rate = 0.5 * r.cluster.device.peak_flops_s(r.numbers.matmul) * r.cluster.devices
-        ratios.append(r.placement.global_batch * r.model.flops_per_sample / rate / (r.step_s or math.nan))
+        batch = r.placement.micro_batch * r.placement.accumulate * r.placement.data
+        ratios.append(batch * count_flops(r.model) / rate / (r.step_s or math.nan))
     return np.array(ratios)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from unknown_shapes import typical
+from unknown_shapes import count_params, typical
 
 from paceline.planner.formulas.shape import BlockShape, ModelShape
 
@@ -125,7 +125,7 @@ def _from_sizes(raw: Mapping[str, str], n: Numbers, year: int) -> ModelShape | N
         classes=2 if "squad" in name.lower() else 0,
         predicted=MASKED if nvidia_bert and "squad" not in name.lower() else 1.0,
     )
-    if not n["kv_heads"] and n["params_b"] and shape.params > 1.05e9 * n["params_b"]:
+    if not n["kv_heads"] and n["params_b"] and count_params(shape) > 1.05e9 * n["params_b"]:
         shape = replace(shape, kv_heads=min(8, heads))  # too large for its name: keys and values are shared
     return shape
 

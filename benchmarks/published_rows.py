@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from published_models import model_of
+from unknown_shapes import count_flops, count_params
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import GB, Cluster, find_device
@@ -91,7 +92,8 @@ def _row(raw: dict[str, str]) -> Row | None:
     n = {key: _number(value) for key, value in raw.items()}
     notes, year = raw["notes"], int(n["year"] or 2021)
     model = model_of(raw, n, year)
-    params = (n["params_b"] or 0.0) * 1e9 or (model.params if model else KNOWN_PARAMS.get(raw["model_name"], 0.0))
+    known = count_params(model) if model else KNOWN_PARAMS.get(raw["model_name"], 0.0)
+    params = (n["params_b"] or 0.0) * 1e9 or known
     cluster = _cluster(raw, n)
     if cluster is None and not n["measured_peak_mem_gb"]:
         return None
@@ -358,7 +360,7 @@ def _step_s(
     raw: dict[str, str],
 ) -> float | None:
     """Seconds per optimiser step: as printed, or from a rate, or from FLOP/s with the source's own counting."""
-    batch, count = placement.global_batch, n["gpu_count"] or 8
+    batch, count = placement.micro_batch * placement.accumulate * placement.data, n["gpu_count"] or 8
     if n["measured_step_time_s"]:
         return n["measured_step_time_s"]
     if n["measured_samples_per_s"]:
@@ -367,7 +369,7 @@ def _step_s(
         return batch * (model.seq_len if model else 1) / (n["measured_tokens_per_s_per_gpu"] * count)
     if model is None or cluster is None:
         return None
-    flops = model.flops_per_sample
+    flops = count_flops(model)
     if "HFU" in notes or "4-pass" in notes:
         flops += model.blocks[1].repeat * model.blocks[1].flops
     if n["measured_tflops_per_gpu"]:

@@ -14,6 +14,16 @@ BACKWARD_SHARE = 2 / 3
 """Of the time of a pass, beside which gradients can travel."""
 
 
+def count_params(shape: ModelShape) -> float:
+    """Trained parameters, tied weights counted once."""
+    return sum(b.repeat * b.params for b in shape.blocks)
+
+
+def count_flops(shape: ModelShape) -> float:
+    """Of a sample, forward and backward, attention counted in full: what MFU is usually counted with."""
+    return 3 * sum(b.repeat * b.flops for b in shape.blocks)
+
+
 def typical(params: float, seq_len: int = 2048, vocab: int = 50_304, gated: bool = False) -> ModelShape:
     """A usual decoder of about that many parameters, for plans that know nothing more of the model.
 
@@ -36,7 +46,7 @@ def _with_depth(layers: int, params: float, seq_len: int, vocab: int, gated: boo
 def _unusual(shape: ModelShape, params: float) -> float:
     """Distance from the wanted size and from the usual proportion of width to depth."""
     usual_width = 128.0 * shape.layers if shape.layers <= 32 else 4096 * (shape.layers / 32) ** 0.75
-    return 4 * abs(math.log(shape.params / params)) + abs(math.log(shape.hidden / usual_width))
+    return 4 * abs(math.log(count_params(shape) / params)) + abs(math.log(shape.hidden / usual_width))
 
 
 def _ffn(width: int, gated: bool) -> int:

@@ -141,10 +141,6 @@ class Placement:
         """Groups that see different samples."""
         return self.replicate * self.shard
 
-    @property
-    def global_batch(self) -> float:
-        return self.micro_batch * self.accumulate * self.data
-
 
 @dataclass(frozen=True)
 class Physics:

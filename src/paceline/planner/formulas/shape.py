@@ -178,16 +178,6 @@ class ModelShape:
         object.__setattr__(self, "ffn_hidden", self.ffn_hidden or 4 * self.hidden)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
 
-    @property
-    def params(self) -> float:
-        """Trained parameters, tied weights counted once."""
-        return sum(b.repeat * b.params for b in self.blocks)
-
-    @property
-    def flops_per_sample(self) -> float:
-        """Forward and backward, attention counted in full: what MFU is usually counted with."""
-        return 3 * sum(b.repeat * b.flops for b in self.blocks)
-
     @functools.cached_property
     def blocks(self) -> tuple[BlockShape, BlockShape, BlockShape]:
         return (self._build_embedding_block(), self._build_layer_block(), self._build_head_block())

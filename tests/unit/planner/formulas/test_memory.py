@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from unknown_shapes import typical
+from unknown_shapes import count_params, typical
 
 from paceline.config.decoder_shape import DecoderShape
 from paceline.planner.formulas.memory import estimate_memory
@@ -21,13 +21,13 @@ def priced(placement, model=MODEL, kind=BF16, physics=BARE):
 
 def test_mixed_precision_adam_takes_18_bytes_per_parameter():
     m = priced(Placement())
-    assert m.weights_bytes + m.gradients_bytes + m.states_bytes == pytest.approx(18 * MODEL.params)
+    assert m.weights_bytes + m.gradients_bytes + m.states_bytes == pytest.approx(18 * count_params(MODEL))
 
 
 @pytest.mark.parametrize(("zero", "per_param"), [(0, 18), (1, 6 + 12 / 8), (2, 2 + 16 / 8), (3, 18 / 8)])
 def test_zero_divides_states_then_gradients_then_weights(zero, per_param):
     m = priced(Placement(shard=8, zero=zero) if zero else Placement(replicate=8))
-    assert m.weights_bytes + m.gradients_bytes + m.states_bytes == pytest.approx(per_param * MODEL.params)
+    assert m.weights_bytes + m.gradients_bytes + m.states_bytes == pytest.approx(per_param * count_params(MODEL))
 
 
 def test_activations_are_34_bytes_per_token_width_and_layer():
