@@ -1,5 +1,5 @@
-/* Interactive parts of the lessons. The functions in `formulas` are those of the planner (planner/formulas), number for
-   number: tests/unit/test_lessons.py compares them in a browser. Nothing is loaded from elsewhere. */
+/* Interactive parts of the lessons. The functions in `formulas` are those of the package (planner/formulas, the laws of
+   measure, the learning rate of train), number for number: tests/unit/test_lessons.py compares them in a browser. Nothing is loaded from elsewhere. */
 "use strict";
 (() => {
   const CALL_S = 2.7e-5, HOP_S = 3.6e-6, OVERLAP = 0.6;
@@ -30,6 +30,13 @@
     },
     amdahl(serial, n) { return 1 / (serial + (1 - serial) / n); },
     gustafson(serial, n) { return serial + (1 - serial) * n; },
+    /** Learning rate after a share of the run, for a batch of `growth` times the one that `lr` was chosen for. */
+    learningRate(lr, growth, scaling, schedule, warmup, share) {
+      const peak = lr * {none: 1, sqrt: Math.sqrt(growth), linear: growth}[scaling];
+      if (share < warmup) return peak * share / warmup;
+      const done = Math.min(1, (share - warmup) / (1 - warmup));
+      return peak * {constant: 1, linear: 1 - done, cosine: (1 + Math.cos(Math.PI * done)) / 2}[schedule];
+    },
   };
   window.lessons = formulas;
 
@@ -222,6 +229,30 @@
         for (const law of [formulas.amdahl, formulas.gustafson]) draw(svg, "circle", {cx: x(ranks()), cy: y(law(serial(), ranks())), r: 5, class: "done"});
         const same = formulas.amdahl(serial(), ranks()), grown = formulas.gustafson(serial(), ranks());
         answer.textContent = `${ranks()} ranks: ${same.toFixed(2)}× with the same work (${(100 * same / ranks()).toFixed(0)} % efficiency, at most ${serial() ? (1 / serial()).toFixed(0) + "×" : "any"}), ${grown.toFixed(1)}× with work that grows.`;
+      };
+      paint();
+    },
+
+    batch(box, answer) {
+      const base = 256, samples = 1281167, lr = 0.1;  // of ResNet-50 on ImageNet
+      const batch = control(box, "batch", slider(powers(5, 15), 2048, (v) => v.toLocaleString("en")), () => paint());
+      const warmup = control(box, "warm-up", slider([0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5], 0.05, (v) => `${100 * v} %`), () => paint());
+      const scaling = control(box, "scaling", ["linear", "sqrt", "none"], () => paint());
+      const schedule = control(box, "schedule", ["cosine", "linear", "constant"], () => paint());
+      const paint = () => {
+        const growth = batch() / base, shares = Array.from({length: 201}, (_, k) => k / 200);
+        const rate = (share) => formulas.learningRate(lr, growth, scaling(), schedule(), warmup(), share);
+        const before = (share) => formulas.learningRate(lr, 1, "none", schedule(), 0, share);
+        const peak = rate(warmup()), most = Math.max(peak, lr), x = (share) => 60 + 560 * share, y = (value) => 205 - 180 * value / most;
+        const svg = canvas(box, 640, 240, "learning rate over the run");
+        const curve = (law, kind) => draw(svg, "polyline", {class: kind, points: shares.map((share) => `${x(share)},${y(law(share))}`).join(" ")});
+        curve(before, "edge");
+        curve(rate, "line");
+        draw(svg, "text", {x: 0, y: y(peak) + 4}, peak.toPrecision(2));
+        if (Math.abs(y(peak) - y(lr)) > 14) draw(svg, "text", {x: 0, y: y(lr) + 4}, lr);
+        draw(svg, "text", {x: 60, y: 232}, `learning rate over the run; dashed: the batch of ${base} that ${lr} was chosen for`);
+        const steps = Math.ceil(samples / batch());
+        answer.textContent = `Learning rate ${peak.toPrecision(3)} for a batch of ${batch().toLocaleString("en")}: ${steps.toLocaleString("en")} updates for an epoch of ImageNet, in place of ${Math.ceil(samples / base).toLocaleString("en")}.`;
       };
       paint();
     },

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config import Train
 from paceline.measurement.scaling_laws import LAWS
 from paceline.planner.formulas.memory import _states
 from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, Placement
 from paceline.planner.formulas.step_time import CommGroup, all_reduce_s, exposed_s
+from paceline.trainer.optim.schedule import build_schedule
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LESSONS = sorted(
@@ -27,6 +29,7 @@ PRECISIONS = {
     "pure bf16": "pure_bf16",
 }
 SETTINGS = 200
+SAMPLES = 10**12  # of a run: so many that a share of it is a number of samples
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,12 @@ def test_formulas_are_those_of_the_planner(page):
         assert page.evaluate("a => lessons.bubble(...a)", [stages, passes]) == pytest.approx(
             bubble_s / (busy_s + bubble_s)
         )
+        batch, scaling = draw.choice([32, 256, 4096]), draw.choice(["none", "linear", "sqrt"])
+        schedule, warmup, share = draw.choice(["constant", "linear", "cosine"]), draw.choice([0, 0.3]), draw.random()
+        train = Train(lr=0.1, global_batch=batch, base_batch=256, lr_scaling=scaling, schedule=schedule, warmup=warmup)
+        expected = build_schedule(train.model_copy(update={"final_lr": 0.0}), SAMPLES)(round(share * SAMPLES))
+        got = page.evaluate("a => lessons.learningRate(...a)", [0.1, batch / 256, scaling, schedule, warmup, share])
+        assert got == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", LESSONS)
