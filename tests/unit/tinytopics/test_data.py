@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import UserError
 from paceline.tinytopics.data import IndexTrackingDataset, NumpyDiskDataset, TorchDiskDataset
+from results import expect_error
 
 X = np.arange(20, dtype=np.int32).reshape(5, 4)
 
@@ -87,6 +88,5 @@ def test_a_file_with_more_than_a_tensor_is_rejected(tmp_path, new):
     with pytest.raises(ValueError, match="holds a dict"):
         TorchDiskDataset(tmp_path / "x.pt")
     (tmp_path / "x.pt").write_bytes(b"nothing")
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-format"):
         TorchDiskDataset(tmp_path / "x.pt")
-    assert error.value.code == "invalid-format"

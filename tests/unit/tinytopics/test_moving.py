@@ -13,8 +13,8 @@ matplotlib.use("Agg")
 
 import pytest
 
-from paceline.errors import UserError
 from paceline.tinytopics import __main__ as program
+from results import expect_error
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 BEFORE, AFTER = (DOCS / "examples" / "moving" / f"tinytopics_{word}.py" for word in ("before", "after"))
@@ -53,9 +53,8 @@ def test_what_differs_is_on_the_page():
 
 @pytest.mark.parametrize("words", [[], ["no.py"]])
 def test_a_program_that_does_not_exist_is_rejected(words):
-    with pytest.raises(UserError) as error:
+    with expect_error("not-found"):
         program.run_tinytopics_program(words)
-    assert error.value.code == "not-found"
 
 
 def test_a_module_and_the_processes_that_it_starts(tmp_path):

@@ -12,6 +12,7 @@ from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.workload import build_workload
 from paceline.workloads.ensemble.members import PredictionFiles
+from results import expect_error
 
 
 def finished(ensemble_run, tables, tmp_path, **given):
@@ -22,9 +23,8 @@ def finished(ensemble_run, tables, tmp_path, **given):
 
 
 def refused(spec, code, key=""):
-    with pytest.raises(UserError) as error:
+    with expect_error(code, key):
         build_workload(spec).prepare(lambda text: None)
-    assert (error.value.code, error.value.key) == (code, key)
 
 
 def test_the_ensemble_beats_both_members_and_says_how_surely(ensemble_run):
@@ -73,9 +73,8 @@ def test_it_predicts_rows_each_member_by_its_columns(ensemble_run, tables, tmp_p
     model = paceline.open(ensemble_run.path)
     rows = [{"size": "3", "noise": "0", "words": "good lovely"}, {"size": "-3", "noise": "0", "words": "poor awful"}]
     assert model.predict(rows).labels == ["yes", "no"]
-    with pytest.raises(UserError) as error:
+    with expect_error("unknown-name"):
         model.predict([{"size": "3", "noise": "0"}])
-    assert error.value.code == "unknown-name"
     with pytest.raises(SystemExit) as end:
         main(["export", str(ensemble_run.path), "--out", str(tmp_path / "model")])
     assert end.value.code == 2
@@ -106,9 +105,8 @@ def test_finished_runs_are_weighed_on_rows_that_none_of_them_saw(ensemble_run, t
     run = ensemble_run.path / "members" / "texts" / "kept" / "more.txt"
     run.write_text("another model")
     try:
-        with pytest.raises(UserError) as error:
+        with expect_error("conflict"):
             paceline.open(found.path)
-        assert error.value.code == "conflict"
     finally:
         run.unlink()
 
@@ -136,9 +134,8 @@ def test_labels_and_runs_that_do_not_fit_are_refused(ensemble_run, tables, make_
     wrong("invalid-request", **{"model.runs": [str(copy), str(ensemble_run.path / "members" / "texts")]})
     few = make_table(tmp_path / "few.csv", 12, 3)
     wrong("invalid-data", **{"data.path": str(few)})
-    with pytest.raises(UserError) as error:
+    with expect_error("not-supported", "parallel"):
         paceline.train(finished(ensemble_run, tables, tmp_path, **{"parallel.ranks": 2}), tmp_path)
-    assert (error.value.code, error.value.key) == ("not-supported", "parallel")
     for runs in ([str(copy)], [str(copy), str(copy)]):
         with pytest.raises(UserError, match=r"model\.runs"):
             finished(ensemble_run, tables, tmp_path, **{"model.runs": runs})
@@ -150,9 +147,8 @@ def test_another_label_than_members_know_ends_before_anything_is_left(ensemble_r
     odd = tmp_path / "odd.csv"
     odd.write_text(tables[1].read_text().replace(",yes", ",perhaps"))
     spec = finished(ensemble_run, tables, tmp_path, **{"data.path": str(odd)})
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-data", "data.label"):
         paceline.train(spec, tmp_path / "runs", show=False)
-    assert (error.value.code, error.value.key) == ("invalid-data", "data.label")
     assert not list((tmp_path / "runs").iterdir())
 
 

@@ -16,6 +16,7 @@ from paceline.workloads.topics.counts.matrices import to_dense, to_sparse
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.result.model import TopicFit, align_topics, find_largest, sort_documents
 from paceline.workloads.topics.result.new_documents import split_in_halves
+from results import expect_error
 from topics_fits import NIPS, collection, em, nips_fit, small_fit
 
 QUICK = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -94,9 +95,8 @@ def test_other_files_are_refused(tmp_path, fitted):
         "not-found": lambda: TopicFit.load(tmp_path / "none.safetensors"),
         "invalid-value": lambda: fitted[1].save(tmp_path / "fit.pkl"),
     }.items():
-        with pytest.raises(UserError) as caught:
+        with expect_error(code):
             read()
-        assert caught.value.code == code
     with pytest.raises(RunFailed, match="nowhere"):
         fitted[1].save(tmp_path / "nowhere" / "fit.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["weights.safetensors"]
