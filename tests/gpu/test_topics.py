@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from psutil import virtual_memory
 from synthetic_counts import exact_loss
 
 import paceline.topics as pt
@@ -14,7 +15,7 @@ from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting.least_squares import sweep_columns_in_torch
 from paceline.workloads.topics.fitting.passes import make_pass
 from paceline.workloads.topics.fitting.problem import build_problem
-from paceline.workloads.topics.fitting.tiers import TierBudget, TieredDocuments, sum_counts
+from paceline.workloads.topics.fitting.tiers import TieredDocuments, sum_counts
 
 pytest.importorskip("triton", reason="no Triton")
 
@@ -125,7 +126,7 @@ def test_without_the_loss_the_pass_is_the_same():
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("host_bytes", [0, 30_000, 1 << 30])
-def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
+def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes, monkeypatch):
     X, L, Ft = problem(300, 200, 5, "uint8", density=0.1)
     source = read_counts(X)
     if sparse:
@@ -133,8 +134,11 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes):
 
         source = read_counts(scipy.sparse.csr_array(X))
     share = (X.sum(0) + 0.5) / (X.sum(0) + 0.5).sum()
-    room = TierBudget(100 * 256 * (2 if sparse else 1), host_bytes, block_bytes=8000)
-    tiers = TieredDocuments(source, X.sum(1), share, DEVICE, room=room)
+    free = 100 * 256 * (2 if sparse else 1)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.tiers.get_free_device_bytes", lambda device: free)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.tiers.HOST_SHARE", host_bytes / virtual_memory().available)
+    monkeypatch.setattr("paceline.workloads.topics.fitting.tiers.BLOCK_BYTES", 8000)
+    tiers = TieredDocuments(source, X.sum(1), share, DEVICE)
     for _ in range(2):  # the second pass uses what the first kept
         rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
         F = torch.tensor(Ft, dtype=torch.float32, device=DEVICE)

@@ -48,7 +48,14 @@ class IndexTrackingDataset(Dataset[tuple[Tensor, Tensor]]):
 
 def open_counts(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:
     """Return the counts in X, numbers of any kind from 0 up. `on_device`: a tensor on a GPU stays there."""
-    counts = _open_dataset(X) if isinstance(X, Dataset) else read_counts(X, fractional=True, on_device=on_device)
+    if not isinstance(X, Dataset):
+        counts = read_counts(X, fractional=True, on_device=on_device)
+    elif not isinstance(X, MatrixRows) or not X.all_rows or (isinstance(X, TorchDiskDataset) and not X.mmap_supported):
+        counts = DatasetCounts(X, fractional=True)
+    elif isinstance(X, NumpyDiskDataset) and X.data_path is not None:  # without names of terms beside the file
+        counts = read_npy(X.data_path, fractional=True)
+    else:
+        counts = X.as_counts(fractional=True)
     kept_bytes = max(SMALL_BYTES, MEMORY_SHARE * psutil.virtual_memory().total / ranks)
     if not counts.resident and 4 * counts.documents * counts.terms <= kept_bytes:
         values: Any = counts.block(0, counts.documents).values
@@ -58,14 +65,6 @@ def open_counts(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:
         if not isinstance(few, np.ndarray):
             return SparseCounts(few, counts.terms, fractional=True)
     return counts
-
-
-def _open_dataset(X: Any) -> Counts:
-    if not isinstance(X, MatrixRows) or not X.all_rows or (isinstance(X, TorchDiskDataset) and not X.mmap_supported):
-        return DatasetCounts(X, fractional=True)
-    if isinstance(X, NumpyDiskDataset) and X.data_path is not None:  # without names of terms beside the file
-        return read_npy(X.data_path, fractional=True)
-    return X.as_counts(fractional=True)
 
 
 @dataclass(frozen=True, eq=False)

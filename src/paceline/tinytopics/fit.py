@@ -161,7 +161,7 @@ class Epochs:
         """Begin at topics that are near the optimum for every seed, scattered, so that seeds differ as users expect."""
         drawn = int(torch.randint((1 << 31) - 1, ()))
         seed = drawn if self.alone else broadcast_from_main(lambda: drawn)
-        options = FitOptions(seed=seed, passes=self.num_epochs, fractional=True)
+        options = FitOptions(seed=seed, passes=self.num_epochs)
         first = problem.begin(self.k, options)
         noise = torch.randn(first.Ft.shape, generator=torch.Generator().manual_seed(seed)).to(first.Ft.device)
         Ft = first.Ft * (SCATTER * noise).exp()

@@ -143,10 +143,6 @@ class EnsembleRequest:
     seed: int
     log: LogFn
 
-    def tasks(self) -> list[MemberTask]:
-        folds = [*range(self.folds.count if self.folds is not None else 0), None]
-        return [MemberTask(number, fold) for fold in folds for number in range(len(self.names))]
-
     def asked(self, task: MemberTask) -> dict[str, RowSet]:
         if self.folds is None:
             return {FIT: self.fit, TEST: self.test}
@@ -160,7 +156,8 @@ class EnsemblePasses(Passes):
 
     def __init__(self, request: EnsembleRequest, folder: Path) -> None:
         self.request, self.folder, self.answers = request, folder, PredictionFiles(folder / "predictions")
-        self.tasks = request.tasks()
+        folds = [*range(request.folds.count if request.folds is not None else 0), None]
+        self.tasks = [MemberTask(number, fold) for fold in folds for number in range(len(request.names))]
         self.samples, self.most, self.done = len(request.fit), len(self.tasks) + 1, 0
         self.combination: Combination | None = None
 

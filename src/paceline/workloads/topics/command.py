@@ -94,10 +94,8 @@ def describe_fit(model: TopicFit, source: Path) -> list[str]:
     """Return the verdict on a fit, whether its topics differ, and what to type next."""
     from paceline.workloads.topics.result.explorer import compute_overlaps
 
-    ended = (
-        f"converged after {model.passes:,} passes" if model.converged else f"not converged in {model.passes:,} passes"
-    )
-    lines = [f"{_build_title(model, source)}: {ended}, {duration(model.seconds)}."]
+    ended = "converged after" if model.converged else "not converged in"
+    lines = [f"{_build_title(model, source)}: {ended} {model.passes:,} passes, {duration(model.seconds)}."]
     leading = np.median(model.L.max(axis=1))
     mixed = f"Half of the {len(model.L):,} documents have {100 * leading:.0f} % or more of one topic"
     overlap = np.triu(compute_overlaps(model.F), 1)

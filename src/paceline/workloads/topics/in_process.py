@@ -50,8 +50,8 @@ def fit(
     rows: str = FitOptions.rows,
     tolerance: float = FitOptions.tolerance,
     passes: int = DEFAULT_PASSES,
-    device: str = FitOptions.device,
-    fractional: bool = FitOptions.fractional,
+    device: str = "auto",
+    fractional: bool = False,
     progress: Progress | None = None,
 ) -> TopicFit:
     """Fit k topics, until a pass gains less than `tolerance` of the loss and topics hardly move, or for `passes`.
@@ -61,7 +61,7 @@ def fit(
     """
     from paceline.workloads.topics.fitting.problem import build_problem, check_topics
 
-    options = FitOptions(seed, start, rows, tolerance, fractional, device, starts, passes)
+    options = FitOptions(seed, start, rows, tolerance, starts, passes)
     options.check()
     began = perf_counter()
     fit_device = resolve_fit_device(device, X)

@@ -6,7 +6,7 @@ A pass reads the counts once, makes three products of each, updates the rank's r
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from paceline.config import RunSpec
 from paceline.errors import InvalidValue, UserError
@@ -303,8 +303,11 @@ def build_topics_cost_model(spec: RunSpec, samples: int | None, tokens: float | 
 
 def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -> tuple[CountsShape, list[str]]:
     """Return the counts of a run file and what was assumed; `documents` and their mean `words` replace data."""
-    _check_parallel(spec)
-    model: Any = spec.model
+    parallel, model = spec.parallel, cast(Any, spec.model)
+    split = parallel.tensor * parallel.pipeline > 1 or parallel.offload
+    if parallel.strategy not in ("auto", "single", "ddp") or split or parallel.reduce != "exact":
+        message = "workload=topics only spreads documents over ranks: of the section parallel give ranks alone"
+        raise UserError(message, code="not-supported", key="parallel")
     if documents is not None:
         return _assume_counts(spec, documents, words)
     if words is not None:
@@ -354,11 +357,3 @@ def _assume_counts(spec: RunSpec, documents: int, words: float | None) -> tuple[
     nonzeros, newton = documents * (terms * share if sparse else float(terms)), model.rows == "newton"
     found = CountsShape(documents, terms, model.k, nonzeros, sparse, 1, stored_bytes=0.0, resident=False, newton=newton)
     return replace(found, stored_bytes=documents * found.document_bytes), assumed
-
-
-def _check_parallel(spec: RunSpec) -> None:
-    parallel = spec.parallel
-    split = parallel.tensor * parallel.pipeline > 1 or parallel.offload
-    if parallel.strategy not in ("auto", "single", "ddp") or split or parallel.reduce != "exact":
-        message = "workload=topics only spreads documents over ranks: of the section parallel give ranks alone"
-        raise UserError(message, code="not-supported", key="parallel")

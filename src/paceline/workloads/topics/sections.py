@@ -23,8 +23,6 @@ class FitOptions:
     start: str = "auto"
     rows: str = "em"
     tolerance: float = 1e-7  # mean relative gain of the loss per pass, over the last passes, that ends a fit
-    fractional: bool = False
-    device: str = "auto"
     starts: int = 1
     passes: int | None = None
     residual: float = 1e-3  # share of the topics' mass that an EM step still moves: 0 at an optimum
@@ -63,7 +61,7 @@ class TopicsData(Section):
     """Documents by terms, from a matrix, a folder of shards, or texts."""
 
     path: Path | None = field(None, "path", "matrix (.npy, .npz, .mtx, .parquet), shards, or texts; see docs/topics.md")
-    fractional: bool = field(FitOptions.fractional, "", "allow numbers that are not whole")
+    fractional: bool = field(False, "", "allow numbers that are not whole")
     text: str = field("text", "column", "texts: the column or key of the text")
     min_df: int | float = field(2, "documents", "texts: terms in fewer are left out; 0.1 is a tenth of all", ge=0)
     max_df: int | float = field(0.95, "documents", "texts: terms in more are left out; 1.0 is all of them", ge=0)

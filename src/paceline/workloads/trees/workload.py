@@ -144,7 +144,11 @@ class Trees(PassWorkload):
     def prepare(self, log: LogFn) -> None:
         load_library(self._model.library)
         train = self.spec.train
-        _reject_gradient_keys(train)
+        given = [name for name, info in Train.model_fields.items() if getattr(train, name) != info.default]
+        for name in (name for name in given if name not in USED_TRAIN_KEYS):
+            value = getattr(train, name)
+            hint = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
+            raise _not_supported(f"train.{name}", f"={value} is for models that learn by gradients; {hint}")
         if not train.steps and not train.epochs:
             raise UserError("train.steps is missing: give the number of rounds, as  train.steps=200", key="train.steps")
         self.table = prepare_table(self._data, log)
@@ -152,8 +156,8 @@ class Trees(PassWorkload):
         if ranks > (parts := facts.queries or facts.rows):
             what = "queries" if facts.queries else "rows"
             raise UserError(f"parallel.ranks={ranks} for {parts} {what}; use fewer ranks", key="parallel.ranks")
-        given = {"train.patience": train.patience, "model.metric": self._model.metric}
-        if not facts.test_rows and (keys := [key for key, value in given.items() if value]):
+        tested = {"train.patience": train.patience, "model.metric": self._model.metric}
+        if not facts.test_rows and (keys := [key for key, value in tested.items() if value]):
             raise UserError(f"{keys[0]} needs held-out rows; give data.test_fraction or test_path", key=keys[0])
         load_metric(self._model.metric)
         if facts.queries and self._model.library == "xgboost":  # which divides by each rank's weights of queries
@@ -198,14 +202,6 @@ class Trees(PassWorkload):
 
     def fitted(self, folder: Path) -> FittedTrees:
         return FittedTrees.read(folder)
-
-
-def _reject_gradient_keys(train: Train) -> None:
-    given = [name for name, info in Train.model_fields.items() if getattr(train, name) != info.default]
-    if others := [name for name in given if name not in USED_TRAIN_KEYS]:
-        name, value = others[0], getattr(train, others[0])
-        hint = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
-        raise _not_supported(f"train.{name}", f"={value} is for models that learn by gradients; {hint}")
 
 
 def _not_supported(key: str, reason: str) -> UserError:

@@ -298,9 +298,9 @@ def test_first_topics(planted, start, kind):
         assert float(cosine.max(1).values.min()) > 0.9
 
 
-def start_by_least_squares(X, k, turns=SweepCounts()):  # noqa: B008 - frozen
+def start_by_least_squares(X, k, turns):
     products = SimpleNamespace(multiply=lambda B: X @ B, multiply_t=lambda C: X.T @ C)
-    return find_topics_by_least_squares(products, X.sum(1).double(), X.sum(0).double(), k, turns=turns)
+    return find_topics_by_least_squares(products, X.sum(1).double(), X.sum(0).double(), k, 0, turns)
 
 
 @pytest.mark.parametrize("turns", [SweepCounts(), SweepCounts(sample=150)])
@@ -320,7 +320,7 @@ def test_planted_topics_are_found_by_least_squares(turns):
 @pytest.mark.parametrize("rank", [1, 2])
 def test_fewer_patterns_than_topics_give_numbers(rank):
     patterns = np.eye(rank, 30, dtype=np.float32).repeat(10, 0) * 5
-    assert torch.isfinite(start_by_least_squares(torch.from_numpy(patterns), 6)).all()
+    assert torch.isfinite(start_by_least_squares(torch.from_numpy(patterns), 6, SweepCounts())).all()
 
 
 def test_rows_by_least_squares(planted):

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting import tiers
 from paceline.workloads.topics.fitting.passes import JoinedProducts
-from paceline.workloads.topics.fitting.tiers import TierBudget, TieredDocuments
+from paceline.workloads.topics.fitting.tiers import TieredDocuments
 
 
 def counts(sparse):
@@ -19,21 +20,29 @@ def counts(sparse):
     return X, read_counts(scipy.sparse.csr_array(X))
 
 
-def one_pass(tiers, k=4):
+@pytest.fixture
+def free(monkeypatch):
+    """Set the bytes that counts may take on the device; blocks are small."""
+    monkeypatch.setattr(tiers, "BLOCK_BYTES", 1000)
+    return lambda size: monkeypatch.setattr(tiers, "get_free_device_bytes", lambda device: size)
+
+
+def one_pass(documents, k=4):
     random = torch.Generator().manual_seed(0)
     L, Ft = torch.rand(103, k, generator=random) + 0.1, torch.rand(57, k, generator=random) + 0.1
     L, Ft, S = L / L.sum(1, keepdim=True), Ft / Ft.sum(0), torch.zeros(57, k)
-    loss = sum(step(L[first:last], Ft, S, rows="em") for first, last, step in tiers.steps())
+    loss = sum(step(L[first:last], Ft, S, rows="em") for first, last, step in documents.steps())
     return L, S, float(loss)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("device_bytes", [0, 40 * 256, 1 << 30])
-def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_bytes):
+def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_bytes, free):
     X, source = counts(sparse)
     q = X.sum(0) / X.sum()
-    whole = TieredDocuments(source, X.sum(1), q, "cpu", room=TierBudget(block_bytes=1000))
-    some = TieredDocuments(source, X.sum(1), q, "cpu", room=TierBudget(device_bytes, block_bytes=1000))
+    whole = TieredDocuments(source, X.sum(1), q, "cpu")
+    free(device_bytes)
+    some = TieredDocuments(source, X.sum(1), q, "cpu")
     assert len(list(whole.steps())) == 1
     if device_bytes < 1 << 30:
         assert len(list(some.steps())) > 1
@@ -51,24 +60,22 @@ def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_byte
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_pass_in_plain_torch_equals_float64(sparse):
     X, source = counts(sparse)
-    tiers = TieredDocuments(source, X.sum(1), X.sum(0) / X.sum(), "cpu")
     random = torch.Generator().manual_seed(0)
     L, Ft = torch.rand(103, 4, generator=random) + 0.1, torch.rand(57, 4, generator=random) + 0.1
     L, Ft = (L / L.sum(1, keepdim=True)).double(), (Ft / Ft.sum(0)).double()
     P = L @ Ft.T
     new = L * ((torch.from_numpy(X) / P) @ Ft)
     new[5] = L[5]  # the document without counts
-    found_L, S, loss = one_pass(tiers)
+    found_L, S, loss = one_pass(TieredDocuments(source, X.sum(1), X.sum(0) / X.sum(), "cpu"))
     torch.testing.assert_close(found_L.double(), new / new.sum(1, keepdim=True), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(S.double(), (torch.from_numpy(X) / P).T @ L, rtol=1e-5, atol=1e-5)
     assert loss == pytest.approx(-float((torch.from_numpy(X) * P.log()).sum()), rel=1e-6)
 
 
-def test_a_range_of_the_documents():
+def test_a_range_of_the_documents(free):
     X, source = counts(sparse=False)
-    part = TieredDocuments(
-        source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", (40, 80), TierBudget(0, block_bytes=1000)
-    )
+    free(0)
+    part = TieredDocuments(source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", 40, 80)
     assert next(part.steps())[0] == 0
     B = torch.eye(57)
     torch.testing.assert_close(JoinedProducts(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())

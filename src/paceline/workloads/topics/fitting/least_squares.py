@@ -55,13 +55,7 @@ class WeightedCounts:
 
 
 def find_topics_by_least_squares(
-    X: MatrixProducts,
-    per_document: Tensor,
-    per_term: Tensor,
-    k: int,
-    *,
-    seed: int = 0,
-    turns: SweepCounts = SweepCounts(),  # noqa: B008 - frozen
+    X: MatrixProducts, per_document: Tensor, per_term: Tensor, k: int, seed: int, turns: SweepCounts
 ) -> Tensor:
     """Return F transposed (m, k), its columns on the simplex; needs at least k documents and k terms."""
     n, m = len(per_document), len(per_term)

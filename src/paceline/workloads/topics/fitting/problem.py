@@ -129,7 +129,7 @@ def check_topics(k: Any, counts: Counts) -> None:
 def _make_reader(counts: Counts, rows: tuple[int, int], per_document: Tensor, share: Tensor) -> ReadPasses:
     start, stop = rows
     if share.device.type == "cuda":
-        return TieredDocuments(counts, per_document, share, share.device, rows).steps
+        return TieredDocuments(counts, per_document, share, share.device, start, stop).steps
     if counts.resident:
         whole: list[RangePass] = [(0, stop - start, make_cpu_pass(counts.block(start, stop), share))]
         return lambda: whole if stop > start else []
@@ -187,7 +187,7 @@ def find_first_topics(
     Ft = torch.zeros(counts.terms, k, device=device)
     if by_squares:
         work, turns = JoinedProducts(some.passes, few.terms), DEVICE_TURNS if device.type == "cuda" else SweepCounts()
-        found = find_topics_by_least_squares(work, some.per_document, some.per_term, k, seed=seed, turns=turns)
+        found = find_topics_by_least_squares(work, some.per_document, some.per_term, k, seed, turns)
     else:
         found = _start_by_race(some, k, seed)
     Ft[terms.to(device)] = found

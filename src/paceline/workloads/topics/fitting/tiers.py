@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,40 +22,24 @@ from paceline.workloads.topics.sizes import BLOCK_BYTES, DEVICE_SHARE, HOST_SHAR
 Tensor = Any  # torch is not typed here
 
 
-@dataclass(frozen=True)
-class TierBudget:
-    """Bytes for counts on the device and in pinned memory (None: a share of what is free), and of a block."""
-
-    device_bytes: int | None = None
-    host_bytes: int | None = None
-    block_bytes: int = BLOCK_BYTES
-
-
 class TieredDocuments:
-    """The documents of some rows of `counts`, or all, for a device; `per_document` and the rows of L are theirs."""
+    """The documents start..stop of `counts` for a device; `per_document` and the rows of L are theirs."""
 
     def __init__(
-        self,
-        counts: Counts,
-        per_document: Tensor,
-        q: Tensor,
-        device: Any,
-        rows: tuple[int, int] | None = None,
-        room: TierBudget = TierBudget(),  # noqa: B008 - frozen
+        self, counts: Counts, per_document: Tensor, q: Tensor, device: Any, start: int = 0, stop: int | None = None
     ) -> None:
-        self.counts, self.device, self.block_bytes = counts, torch.device(device), room.block_bytes
-        self.start, self.stop = (0, counts.documents) if rows is None else rows
+        self.counts, self.device = counts, torch.device(device)
+        self.start, self.stop = start, counts.documents if stop is None else stop
         self.per_document = torch.as_tensor(per_document).to(self.device, torch.float32)
         self.q = torch.as_tensor(q).to(self.device, torch.float32)
         self.side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.of_shares: dict[int, Tensor] = {}  # by the first document of a block: found once, in the first pass
         self.resident: list[passes.RangePass] = []
         self.pinned: list[DocumentBlock] = []
-        source = iterate_blocks(counts, self.start, self.stop, self.block_bytes)
-        there, beside = room.device_bytes, room.host_bytes
-        beside = int(HOST_SHARE * psutil.virtual_memory().available) if beside is None else beside
-        rest = self._fill_device(source, get_free_device_bytes(self.device) if there is None else there)
-        self.on_disk = self._fill_host(rest, beside)
+        source = iterate_blocks(counts, self.start, self.stop, BLOCK_BYTES)
+        host_bytes = int(HOST_SHARE * psutil.virtual_memory().available)
+        rest = self._fill_device(source, get_free_device_bytes(self.device))
+        self.on_disk = self._fill_host(rest, host_bytes)
 
     def _fill_device(self, source: Iterator[DocumentBlock], budget: int) -> Iterator[DocumentBlock]:
         head = next(source, None)
@@ -114,7 +97,7 @@ class TieredDocuments:
         """Yield the passes over all documents in order, with their rows; use each before asking for the next."""
         yield from self.resident
         if self.pinned or self.on_disk < self.stop:
-            disk = iterate_blocks(self.counts, self.on_disk, self.stop, self.block_bytes)
+            disk = iterate_blocks(self.counts, self.on_disk, self.stop, BLOCK_BYTES)
             yield from self._stream_blocks(itertools.chain(self.pinned, disk))
 
     def _stream_blocks(self, source: Iterator[DocumentBlock]) -> Iterator[passes.RangePass]:

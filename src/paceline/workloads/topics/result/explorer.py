@@ -130,7 +130,7 @@ def collect_explorer_data(
         "printed": model.topic_names(lengths, PRINTED_TERMS),
         "coherence": None if company is None else [round(float(v), 3) for v in company],
         "spots": np.column_stack([spots, radii]).round(4).tolist(),
-        "similar": _list_similar_topics(overlap),
+        "similar": [_list_similar_topics(row, topic) for topic, row in enumerate(overlap)],
         "vocabulary": [model.term(at) for at in used],
         "everywhere": [_round_short(v) for v in everywhere[used]],
         "uses": _list_term_uses(model.F, shares, everywhere, used),
@@ -143,12 +143,9 @@ def collect_explorer_data(
     }
 
 
-def _list_similar_topics(overlap: np.ndarray) -> list[list[list[float]]]:
-    found = []
-    for topic, row in enumerate(overlap):
-        near = [at for at in find_largest(row, SIMILAR + 1).tolist() if at != topic][:SIMILAR]
-        found.append([[at, round(float(row[at]), 3)] for at in near])
-    return found
+def _list_similar_topics(row: np.ndarray, topic: int) -> list[list[float]]:
+    near = [at for at in find_largest(row, SIMILAR + 1).tolist() if at != topic][:SIMILAR]
+    return [[at, round(float(row[at]), 3)] for at in near]
 
 
 def _list_term_uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.ndarray) -> list[list[int]]:

@@ -120,8 +120,13 @@ SAME_COLUMNS = "give the same columns in the same order, or the texts themselves
 def read_matching_counts(model: "TopicFit", source: Any, fractional: bool = False) -> Counts:
     """Read counts with the columns of the model, from whatever `fit` takes or from texts."""
     texts = _find_texts(source)
+    if texts is not None and model.terms is None:
+        message = "the model has no terms to count texts with: give counts, or set  model.terms = [...]  first"
+        raise UserError(message, code="invalid-request", key="terms")
     if texts is not None:
-        return _count_texts(model, texts)
+        saved = model.settings.get("text") or {}
+        options = TextOptions(**{item.name: saved[item.name] for item in fields(TextOptions) if item.name in saved})
+        return read_text(texts, options, model.terms)
     counts = read_counts(source, fractional=fractional)
     terms = model.F.shape[1]
     if counts.terms != terms:
@@ -158,15 +163,6 @@ def _is_path(text: str) -> bool:
         return ("/" in text or "." in text) and Path(text).expanduser().exists()
     except (OSError, ValueError):
         return False
-
-
-def _count_texts(model: "TopicFit", texts: str | Path | list[str]) -> SparseCounts:
-    if model.terms is None:
-        message = "the model has no terms to count texts with: give counts, or set  model.terms = [...]  first"
-        raise UserError(message, code="invalid-request", key="terms")
-    saved = model.settings.get("text") or {}
-    options = TextOptions(**{item.name: saved[item.name] for item in fields(TextOptions) if item.name in saved})
-    return read_text(texts, options, model.terms)
 
 
 def infer_mixtures(
