@@ -1,15 +1,11 @@
 """The docstring corpus: honest texts, balanced classes, a split that does not leak, and the same every time."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,23 +14,12 @@ from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.workloads.classifier.sections import TextData
 
 
-@dataclass
-class Extraction:
-    train: list[tuple[str, int]]
-    test: list[tuple[str, int]]
-    corpus: LabelledCorpus
-    calls: int
-    cpu_s: float
-
-
 @pytest.fixture(scope="module")
-def extraction(tmp_path_factory: pytest.TempPathFactory) -> Extraction:
+def extraction(tmp_path_factory):
     """One extraction serves every test: the one that `prepare` makes."""
-    calls: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]] = []
-    spent: list[float] = []
-    extract = docstrings.extract_samples
+    calls, spent, extract = [], [], docstrings.extract_samples
 
-    def watched(*arguments: Any) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    def watched(*arguments):
         began_s = time.process_time()
         calls.append(extract(*arguments))
         spent.append(time.process_time() - began_s)
@@ -43,17 +28,18 @@ def extraction(tmp_path_factory: pytest.TempPathFactory) -> Extraction:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(docstrings, "extract_samples", watched)
         corpus = LabelledCorpus.prepare(TextData(cache=tmp_path_factory.mktemp("cache"), vocab=4096))
-    return Extraction(*calls[0], corpus, len(calls), spent[0])
+    train, test = calls[0]
+    return SimpleNamespace(train=train, test=test, corpus=corpus, calls=len(calls), cpu_s=spent[0])
 
 
-def test_it_is_extracted_once(extraction: Extraction) -> None:
+def test_it_is_extracted_once(extraction):
     assert extraction.calls == 1
     assert len(extraction.corpus.train) == len(extraction.train)
     assert len(extraction.corpus.test) == len(extraction.test)
     assert extraction.cpu_s < 15, "about 3 s on an idle core"
 
 
-def test_classes_are_balanced_and_texts_distinct(extraction: Extraction) -> None:
+def test_classes_are_balanced_and_texts_distinct(extraction):
     assert extraction.corpus.classes == ("numpy", "scipy", "torch", "standard library")
     for split in (extraction.train, extraction.test):
         assert len(set(Counter(label for _, label in split).values())) == 1
@@ -64,7 +50,7 @@ def test_classes_are_balanced_and_texts_distinct(extraction: Extraction) -> None
     assert min(first.values()) > 60, "any first part is a fair sample"
 
 
-def test_names_and_doctests_are_masked(extraction: Extraction) -> None:
+def test_names_and_doctests_are_masked(extraction):
     for text, _ in extraction.train + extraction.test:
         words = text.lower().split()
         assert len(words) >= docstrings.MIN_WORDS
@@ -72,14 +58,14 @@ def test_names_and_doctests_are_masked(extraction: Extraction) -> None:
         assert ">>>" not in text
 
 
-def test_no_module_is_in_both_splits() -> None:
+def test_no_module_is_in_both_splits():
     modules = [[f"{m} {i}" for i in range(m % 7 + 1)] for m in range(60)]
     train, test = docstrings.split_by_module(modules, 0.2)
     assert not {text.split()[0] for text in train} & {text.split()[0] for text in test}
     assert 0.15 < len(test) / (len(train) + len(test)) <= 0.2
 
 
-def test_nothing_is_imported_and_the_order_is_fixed() -> None:
+def test_nothing_is_imported_and_the_order_is_fixed():
     """In two fresh interpreters with different hash seeds: the same files, and none of the packages loaded."""
     code = (
         "import sys, zlib; from paceline.data.corpora import docstrings as d; d.ENOUGH_PER_CLASS = 60;"
@@ -97,7 +83,7 @@ def test_nothing_is_imported_and_the_order_is_fixed() -> None:
     assert said.pop().strip().endswith("[]")
 
 
-def test_mask() -> None:
+def test_mask():
     text = """Return a numpy.ndarray, see `torch.Tensor` and PyTorch's np.mean.
 
     Examples
@@ -113,7 +99,7 @@ def test_mask() -> None:
     )
 
 
-def test_docstrings_of_a_source_text() -> None:
+def test_docstrings_of_a_source_text():
     source = (
         '"module"\nclass A:\n "class"\n def f(self):\n  "method"\nif x:\n async def g():\n  "in a branch"\n'
         'add_newdoc("pkg", "name", ("member", """of something in C"""))\ndef h():\n return "no docstring"\n'
@@ -121,9 +107,3 @@ def test_docstrings_of_a_source_text() -> None:
     found = list(docstrings.iter_docstrings(source))
     assert found == ["module", "class", "method", "in a branch", "name", "member", "of something in C"]
     assert list(docstrings.iter_docstrings("def broken(:")) == []
-
-
-def test_the_cache_is_used(extraction: Extraction, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docstrings, "extract_samples", lambda *_: pytest.fail("extracted again"))
-    data = TextData(cache=Path(extraction.corpus.folder).parent, vocab=4096)
-    assert LabelledCorpus.prepare(data).fingerprint == extraction.corpus.fingerprint

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,12 @@ def waiting(folder, phase="step", step=3, where="all_reduce, called by finish (s
         beat(phase, step)
         (mine, *_) = read_beats(folder)
     return WaitingRank(mine, where)
+
+
+def others(patient, *ranks):
+    """Other ranks of this machine, in step 4."""
+    beat = read_beats(patient[0])[1]
+    return [replace(beat, rank=rank, phase="step") for rank in ranks]
 
 
 def in_collective(function, file):
@@ -152,44 +159,37 @@ def test_a_stopped_rank_is_named_whatever_it_was_at(patient):
     said = str(find_silent_rank(folder, [read_beats(folder)[1]], waiting(folder, "start", 0)))
     assert "has stopped it waiting for the samples of step 4; its stack" in said
     until(lambda: read_process_state(pid)[0] != "T")
-    assert str(monitor.describe_stopped(7, os.getpid())).endswith("has stopped it while it started"), (
-        "before its first heartbeat"
-    )
+    unheard = monitor.describe_stopped(7, os.getpid())
+    assert str(unheard).endswith("has stopped it while it started")
 
 
 def test_ranks_in_different_collectives_are_both_named(patient, tmp_path):
-    folder, pid, _ = patient
     stack_file(tmp_path, 1).write_text(in_collective("broadcast", "loss"))
-    other = Beat(1, read_beats(folder)[1].host, pid, read_process_state(pid)[1], 3, "step", 0.0)
+    (other,) = others(patient, 1)
     mine = waiting(tmp_path)
     said = str(find_silent_rank(tmp_path, [other], mine))
     assert said.startswith("the ranks wait for each other in different collectives: rank 1 on ")
     assert "in broadcast, called by loss (own.py:41), in step 4; rank 0 waited in all_reduce, called by finish" in said
     assert find_silent_rank(tmp_path, [other], WaitingRank(mine.beat, "broadcast, called by loss (own.py:41)")) is None
-    far = Beat(1, "elsewhere", pid, 1, 3, "step", 0.0)
+    far = replace(other, host="elsewhere")
     said = str(find_silent_rank(tmp_path, [far], WaitingRank(mine.beat, "broadcast, called by loss (own.py:41)")))
     assert "look at the network between elsewhere and " in said
 
 
 def test_of_several_ranks_in_a_step_the_one_that_waits_for_nobody_is_named(patient, tmp_path):
-    folder, pid, _ = patient
-    host, born = read_beats(folder)[1].host, read_process_state(pid)[1]
-    others = [Beat(rank, host, pid, born, 3, "step", 0.0) for rank in (1, 2, 3)]
     for rank in (1, 3):
         stack_file(tmp_path, rank).write_text(in_collective("all_reduce", "finish"))
-    stack_file(tmp_path, 2).write_text(
-        'Thread 0x1 (most recent call first):\n  File "/home/me/own.py", line 7 in loss\n'
-    )
-    found = find_silent_rank(tmp_path, others, waiting(tmp_path))
+    own = 'Thread 0x1 (most recent call first):\n  File "/home/me/own.py", line 7 in loss\n'
+    stack_file(tmp_path, 2).write_text(own)
+    found = find_silent_rank(tmp_path, others(patient, 1, 2, 3), waiting(tmp_path))
     assert found.rank == 2
     assert "it is in step 4; its stack, the newest call first" in str(found)
     assert 'File "/home/me/own.py", line 7, in loss' in str(found)
 
 
 def test_of_ranks_that_wait_in_the_same_place_one_of_another_machine_is_named(patient, tmp_path):
-    folder, pid, _ = patient
-    near = Beat(1, read_beats(folder)[1].host, pid, read_process_state(pid)[1], 3, "step", 0.0)
-    far = Beat(2, "elsewhere", 1, 1, 3, "step", 0.0)
+    near, far = others(patient, 1, 2)
+    far = replace(far, host="elsewhere")
     for rank in (1, 2):
         stack_file(tmp_path, rank).write_text(in_collective("all_reduce", "finish"))
     found = find_silent_rank(tmp_path, [near, far], waiting(tmp_path, where="all_reduce, called by finish (own.py:41)"))
@@ -198,8 +198,6 @@ def test_of_ranks_that_wait_in_the_same_place_one_of_another_machine_is_named(pa
 
 def test_what_torch_recorded_tells_ranks_apart_whose_collectives_run_on_a_device(patient, tmp_path):
     """Their stacks are wherever Python waits for the device."""
-    folder, pid, _ = patient
-    host, born = read_beats(folder)[1].host, read_process_state(pid)[1]
     reading = 'Thread 0x1 (most recent call first):\n  File "/home/me/loop.py", line 7 in read\n'
     calls = {0: ("all_reduce", 12), 1: ("all_reduce", 12), 2: ("broadcast", 11)}
     for rank, (name, number) in calls.items():
@@ -207,12 +205,12 @@ def test_what_torch_recorded_tells_ranks_apart_whose_collectives_run_on_a_device
         call = {"group": "nccl 0", "number": number, "name": name, "done": False}
         calls_file(tmp_path, rank).write_text(json.dumps({"nccl 0": call}))
     mine = waiting(tmp_path, where="all_reduce, number 12 of group nccl 0")
-    others = [Beat(rank, host, pid, born, 3, "step", 0.0) for rank in (1, 2)]
-    found = find_silent_rank(tmp_path, others, mine)
+    peers = others(patient, 1, 2)
+    found = find_silent_rank(tmp_path, peers, mine)
     assert found.rank == 2
     assert "rank 2 on" in str(found)
     assert "in broadcast, number 11 of group nccl 0, in step 4; rank 0 waited in all_reduce, number 12" in str(found)
-    assert find_silent_rank(tmp_path, others[:1], mine) is None, "both wait in the same place, on one machine"
+    assert find_silent_rank(tmp_path, peers[:1], mine) is None, "both wait in the same place, on one machine"
 
 
 def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody(patient, tmp_path):
