@@ -34,11 +34,6 @@ def to_arrow(frame: Any) -> Any:
     return pyarrow.table(arrays)
 
 
-def list_frame_rows(frame: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = to_arrow(frame).to_pylist()
-    return rows
-
-
 def build_frame_like(frame: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return rows as a table of the same library as `frame`, with its index if it has one."""
     library = type(frame).__module__.partition(".")[0]

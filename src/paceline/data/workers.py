@@ -239,9 +239,9 @@ def _serve_rank(
 def _answer(samples: Samples, what: str, arguments: list[Any], reference: str) -> "Message":
     try:
         make = partial(_measure_sample_s, samples) if what == MEASURE else getattr(samples, what)
-        return pack_message(make(*arguments))
+        return Message(make(*arguments))
     except Exception as error:
-        return pack_message(_to_error(error, reference))
+        return Message(_to_error(error, reference))
 
 
 def _to_error(error: Exception, reference: str) -> PacelineError:
@@ -272,11 +272,13 @@ def _measure_sample_s(samples: Samples, most: int) -> float:
 # uses nothing of /dev/shm, and is freed with its last tensor.
 
 
-class _TensorPickler(ForkingPickler):
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.tensors: list[tuple[TensorSlot, Tensor]] = []
-        self.bytes = 0
+class Message(ForkingPickler):
+    """A pickle, and the tensors that are sent beside it."""
+
+    def __init__(self, thing: Any) -> None:
+        self.pickle, self.tensors, self.bytes = io.BytesIO(), list[tuple[TensorSlot, Tensor]](), 0
+        super().__init__(self.pickle, pickle.HIGHEST_PROTOCOL)
+        self.dump(thing)
 
     def persistent_id(self, thing: Any) -> TensorSlot | None:
         if type(thing) is not Tensor or thing.layout != torch.strided or thing.device.type != "cpu":
@@ -298,23 +300,9 @@ class _TensorUnpickler(pickle.Unpickler):
         return torch.empty(place[2], dtype=place[1]) if self.memory is None else _view_at(self.memory, place)
 
 
-@dataclass(frozen=True)
-class Message:
-    pickle: bytes
-    tensors: list[tuple[TensorSlot, Tensor]]
-    bytes: int
-
-
-def pack_message(thing: Any) -> Message:
-    file = io.BytesIO()
-    pickler = _TensorPickler(file)
-    pickler.dump(thing)
-    return Message(file.getvalue(), pickler.tensors, pickler.bytes)
-
-
 def send_message(pipe: Connection, message: Message) -> None:
     pipe.send_bytes(message.bytes.to_bytes(8, "little"))
-    pipe.send_bytes(message.pickle)
+    pipe.send_bytes(message.pickle.getvalue())
     if not message.bytes:
         return
     with open(os.memfd_create("paceline-batch"), "r+b") as file:

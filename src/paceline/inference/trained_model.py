@@ -16,7 +16,7 @@ import numpy as np
 from paceline.config import RunSpec
 from paceline.config.registry import find_entry, is_script
 from paceline.data.files import iter_lines, missing_path_error
-from paceline.data.frames import build_frame_like, is_frame, list_frame_rows
+from paceline.data.frames import build_frame_like, is_frame, to_arrow
 from paceline.data.tables import TABLE_KINDS, check_columns, iter_rows
 from paceline.errors import UserError
 from paceline.io.limits import check_limits
@@ -225,7 +225,7 @@ def find_text_column(data: Any) -> str:
 
 
 def _predict_frame(model: TrainedModel | FittedModel, frame: Any) -> Any:
-    rows = list_frame_rows(frame)
+    rows = to_arrow(frame).to_pylist()
     _check_not_empty(rows)
     if column := find_text_column(model.workload.spec.data):
         check_columns({"": column}, rows[0], "the table")

@@ -17,11 +17,11 @@ from paceline.data import workers
 from paceline.data.prefetch import count_workers, iter_batches, map_in_order
 from paceline.data.samples import samples_of
 from paceline.data.workers import (
+    Message,
     WorkerSamples,
     choose_worker_count,
     cores_of,
     describe_workers,
-    pack_message,
     receive_message,
     send_message,
     start_workers,
@@ -141,7 +141,7 @@ def test_batches_travel_whole():
     )
     before = len(os.listdir("/proc/self/fd"))
     for thing in (batch, "no tensor", torch.empty(0, 2)):
-        send_message(ours, pack_message(thing))
+        send_message(ours, Message(thing))
         found = receive_message(theirs)
         if thing is batch:
             assert type(found) is Pair
