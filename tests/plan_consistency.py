@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -71,6 +72,7 @@ def check_plan(asked: Question) -> None:
     keeps_what_is_written(asked, found)
     marks_one_row(found, text)
     adds_up(found)
+    ranks_rows(found)
     splits_pay(found)
     is_the_same_alone(asked, found)
     applies_as_promised(asked, found)
@@ -111,7 +113,10 @@ def marks_one_row(found: Plan, text: str) -> None:
 
 def adds_up(found: Plan) -> None:
     base = found.base
+    assert base is None or base.fits
     for row in found.rows:
+        assert abs(row.efficiency * row.devices - row.speedup * base.devices) <= 1e-9 * base.devices
+        assert row.devices >= base.devices or row.price.layout.offload
         assert abs(row.speedup * row.price.step_s - base.step_s) <= 1e-9 * base.step_s
         assert row.devices > 1 or not row.price.time.comm_s
         assert row.price.fits
@@ -121,6 +126,23 @@ def adds_up(found: Plan) -> None:
         layout = row.price.layout
         gathers = layout.strategy in ("fsdp", "hsdp") and (row.devices > 1 or layout.offload)
         assert gathers or not row.price.memory.gathered_bytes
+
+
+def ranks_rows(found: Plan) -> None:
+    """Each best row is the best, and rows that nothing dominates are faster the more they cost."""
+    rows, choice = found.rows, found.ranking
+    if not rows:
+        return
+    assert choice.fastest.run_s == min(row.run_s for row in rows)
+    assert choice.relative_cost(choice.cheapest) == 1 == min(map(choice.relative_cost, rows))
+    assert choice.most_efficient.efficiency == max(row.efficiency for row in rows)
+    assert choice.knee.run_s * choice.paid_s(choice.knee) == min(row.run_s * choice.paid_s(row) for row in rows)
+    front = [row for row in rows if not choice.is_dominated(row)]
+    assert choice.fastest in front
+    assert choice.cheapest in front
+    assert all(a.run_s > b.run_s and choice.paid_s(a) < choice.paid_s(b) for a, b in pairwise(front))
+    if found.requirements.deadline_h is not None and choice.accepted:
+        assert choice.paid_s(found.chosen) == min(map(choice.paid_s, choice.accepted))
 
 
 def splits_pay(found: Plan) -> None:
