@@ -172,7 +172,9 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
         from paceline.cli.measure import run_recalibrate
 
         return run_recalibrate(arguments)
-    from paceline.planner.calibration.calibrate import build_calibration_table, calibrate_machine, has_gpu
+    from torch import cuda
+
+    from paceline.planner.calibration.calibrate import build_calibration_table, calibrate_machine
     from paceline.planner.calibration.calibration import default_calibration_path, describe_calibration_file
 
     ranks = parse_numbers(arguments.ranks, "--ranks")
@@ -188,7 +190,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
         raise option_error("--threads", problem)
     if not (arguments.words and path.is_file()):
         found = calibrate_machine(sorted(set(ranks)), warn, arguments.threads)
-        if has_gpu():  # after the ranks: they are forked from this process
+        if cuda.is_available():  # after the ranks: they are forked from this process
             from paceline.planner.calibration.gpu_probes import measure_gpu
 
             found["gpu"] = measure_gpu(warn)

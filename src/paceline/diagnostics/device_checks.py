@@ -12,6 +12,7 @@ import torch
 from paceline.diagnostics.results import CheckContext, CheckResult, Health
 from paceline.hardware.catalogue import match_driver_name
 from paceline.io.format import number, size
+from paceline.planner.calibration.calibrate import time_stretches
 
 FREE_SHARE = 0.9
 MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
@@ -186,19 +187,9 @@ def measure_core_rates() -> tuple[float, float]:
     """Return (FLOP/s of products, bytes/s of a copy) of this process, the best of several."""
     a, source = torch.randn(CPU_MATRIX_SIZE, CPU_MATRIX_SIZE), torch.ones(CPU_COPY_ELEMENTS)
     target = torch.empty_like(source)
-    product_s, copy_s = min(_time_calls(lambda: a @ a)), min(_time_calls(lambda: target.copy_(source)))
+    works = (lambda: a @ a), (lambda: target.copy_(source))
+    product_s, copy_s = (min(time_stretches(work, MEASURED_S, 0.0, least=3)) for work in works)
     return 2 * CPU_MATRIX_SIZE**3 / product_s, 2 * source.nbytes / copy_s
-
-
-def _time_calls(work: Callable[[], object], measured_s: float = MEASURED_S) -> list[float]:
-    work(), work()
-    times: list[float] = []
-    end_s = time.perf_counter() + measured_s
-    while len(times) < 3 or time.perf_counter() < end_s:
-        start_s = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start_s)
-    return times
 
 
 def _device_indices() -> list[int]:
@@ -234,8 +225,4 @@ def _measure_peer_copy(a: int, b: int) -> tuple[bool, float]:
 
 
 def _time_on_device(work: Callable[[], object], index: int, measured_s: float = MEASURED_S) -> float:
-    def run_and_wait() -> None:
-        work()
-        torch.cuda.synchronize(index)
-
-    return statistics.median(_time_calls(run_and_wait, measured_s))
+    return statistics.median(time_stretches(work, measured_s, 0.0, 3, lambda: torch.cuda.synchronize(index)))

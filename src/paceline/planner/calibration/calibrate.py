@@ -73,10 +73,6 @@ def calibrate_machine(ranks: Sequence[int], log: LogFn, threads: int = 0, enough
     return {**describe_machine(), "measured": rows}
 
 
-def has_gpu() -> bool:
-    return torch.cuda.is_available()
-
-
 def describe_machine() -> dict[str, Any]:
     """Return what a calibration file has of the machine itself."""
     here = describe_environment()
@@ -265,7 +261,7 @@ def _layer_probe() -> Probe:
 def time_stretches(
     work: Callable[[], object], enough_s: float, stretch_s: float, least: int, wait: Callable[[], object] = lambda: None
 ) -> list[float]:
-    """Return the time of a call in each of `least` stretches or more, until `enough_s` have passed.
+    """Return the time of a call in each of `least` stretches (0 s: one call) or more, until `enough_s` have passed.
 
     `wait` is called before the clock is read, for work that a device does asynchronously.
     """

@@ -120,7 +120,7 @@ def test_the_verb_measures_ranks_and_the_device(tmp_path, monkeypatch):
     monkeypatch.setattr(
         calibrate, "calibrate_machine", lambda *_: {"format": CALIBRATION_FORMAT, **FACTS, "measured": []}
     )
-    monkeypatch.setattr(calibrate, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu_probes, "measure_gpu", lambda _: made_up())
     path = tmp_path / "new" / "calibration.json"
     asked = Namespace(words=[], measured=None, out=path, ranks="1", threads=0, json=False)
