@@ -1,13 +1,20 @@
-"""What is expected to go wrong, told apart from mistakes of ours."""
+"""What is expected to go wrong, told apart from mistakes of ours; which runs continue in smaller passes."""
 
 import pytest
 import torch
 
 from paceline.config import build_spec
-from paceline.errors import RunFailed
-from paceline.trainer.failures import translate_failures
+from paceline.errors import OutOfMemory, RunFailed
+from paceline.launch.root_cause import describe_exit
+from paceline.layout import layout_of
+from paceline.planner.advice import suggest_memory_savings
+from paceline.trainer.failures import halve_micro_batch, translate_failures
 
-SPEC = build_spec({"name": "run"})
+SPEC = build_spec({"train": {"steps": 3, "global_batch": 8, "on_oom": "retry"}, "data": {"source": "docstrings"}})
+
+LARGE = build_spec(
+    {"workload": "lm", "model": {"preset": "1b"}, "train": {"steps": 3, "global_batch": 8}, "cluster": "1xH100"}
+)
 MEMORY = "there is no memory"
 
 
@@ -23,11 +30,48 @@ MEMORY = "there is no memory"
     ],
 )
 def test_what_is_expected_fails_the_run(error, said):
-    with pytest.raises(RunFailed, match=said), translate_failures(SPEC):
+    with pytest.raises(RunFailed, match=said), translate_failures(build_spec({})):
         raise error
 
 
 @pytest.mark.parametrize("error", [ValueError("he tried to allocate 3 rooms"), KeyError("loss")])
 def test_a_mistake_of_ours_stays_what_it_is(error):
-    with pytest.raises(type(error)), translate_failures(SPEC):
+    with pytest.raises(type(error)), translate_failures(build_spec({})):
         raise error
+
+
+def test_passes_are_halved_until_there_is_one_sample_left():
+    sizes, spec = [], SPEC
+    while (spec := halve_micro_batch(spec, layout_of(spec), OutOfMemory("no memory"))) is not None:
+        sizes.append(spec.parallel.micro_batch)
+    assert sizes == [4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (SPEC.replace({"train.on_oom": "stop"}), OutOfMemory("no memory")),
+        (SPEC, describe_exit(1, -9, 0.0, secondary=False).error),
+    ],
+    ids=["not asked for", "killed by somebody"],
+)
+def test_others_stop(spec, error):
+    assert halve_micro_batch(spec, layout_of(spec), error) is None
+
+
+def test_what_takes_as_much_as_before_is_no_way_out(small):
+    """Of a tiny model on cores all but a little is the process itself."""
+    told = suggest_memory_savings(
+        small.replace({"model.width": 4, "model.heads": 1, "model.ffn": 4, "train.global_batch": 2})
+    )
+    assert len(told.splitlines()) == 1
+    assert len(suggest_memory_savings(LARGE).splitlines()) > 1
+
+
+def test_what_cannot_be_priced_has_no_ways_out(tmp_path):
+    own = (
+        "from paceline import Workload\nclass Own(Workload):\n    def prepare(self, say):\n        raise MemoryError\n"
+    )
+    (tmp_path / "own.py").write_text(own)
+    assert suggest_memory_savings(build_spec({"workload": f"{tmp_path}/own.py:Own"})) == ""
+    assert suggest_memory_savings(build_spec({"workload": "topics", "data": {"path": "counts.npz"}})) == ""
