@@ -1,9 +1,11 @@
-"""A run of one rank, as far as it can be seen from outside: what is built how often, and what the record says."""
+"""A run of one rank, as far as it can be seen from outside: what is built how often, what is evaluated and recorded."""
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
-from paceline import Workload, train
+from paceline import RunFailed, Workload, train
 from paceline.config import build_spec
 from paceline.measurement.run_times import select_steady_steps
 from paceline.runlog.events import RunStatus, read_events, read_steps
@@ -11,6 +13,13 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 from paceline.runlog.timers import TIMES
 from paceline.trainer import loop
+from paceline.trainer.evaluation import ChunkSums, sum_chunks
+
+
+def spec_of(kind, **train):
+    train = {"global_batch": 4, **train}
+    parallel = {"device": "cpu", "threads": 1}
+    return build_spec({"name": "run", "workload": f"{__name__}:{kind}", "train": train, "parallel": parallel})
 
 
 class Numbers:
@@ -53,11 +62,7 @@ class Compiled(Line):
 
 
 def test_steps_that_compile_are_their_own_line_and_in_no_median(tmp_path, capfd):
-    train_section = {"steps": 12, "global_batch": 4, "log_every": 1}
-    spec = build_spec(
-        {"name": "c", "workload": f"{__name__}:Compiled", "train": train_section, "parallel": {"device": "cpu"}}
-    )
-    result = train(spec, tmp_path)
+    result = train(spec_of("Compiled", steps=12, log_every=1), tmp_path)
     steps = read_steps(RunDir(result.path).events_file(0))
     compiled = [step["step"] for step in steps if step.get("compiled")]
     assert compiled == [1, 3]
@@ -78,10 +83,7 @@ def test_steps_that_are_read_together_with_one_that_compiled_are_in_no_median(tm
             self.every = 5
 
     monkeypatch.setattr(loop, "StepLog", FewAtATime)
-    spec = build_spec(
-        {"name": "c", "workload": f"{__name__}:Compiled", "train": {"steps": 12, "global_batch": 4, "log_every": 5},
-         "parallel": {"device": "cpu"}}
-    )  # fmt: skip
+    spec = spec_of("Compiled", steps=12, log_every=5)
     steps = read_steps(RunDir(train(spec, tmp_path, show=False).path).events_file(0))
     took = {step["step"]: step["step_s"] for step in steps}
     assert [step["step"] for step in steps if step.get("compiled")] == [1, 2, 3]
@@ -97,13 +99,71 @@ def test_a_median_has_no_step_that_compiled_however_late_it_was():
 
 
 def test_the_workload_is_built_once_and_the_record_says_how_steps_ran(tmp_path):
-    parallel = {"device": "cpu"}
-    spec = build_spec(
-        {"name": "line", "workload": f"{__name__}:Line", "train": {"steps": 3, "global_batch": 4}, "parallel": parallel}
-    )
     before = Line.built
-    result = train(spec, tmp_path, show=False)
+    result = train(spec_of("Line", steps=3), tmp_path, show=False)
     assert result.status is RunStatus.FINISHED
     assert Line.built == before + 1
     (start,) = read_events(RunDir(result.path).events_file(0), "start")
     assert start["execution"] == "eager: there is no CUDA device"
+
+
+class Histogram(Line):
+    evaluation_chunk = 4
+
+    def data(self, split):
+        x = torch.linspace(0, 1, 40 if split == "train" else 30)[:, None]
+        return x, (3 * x).long().flatten()
+
+    def loss(self, model, batch):
+        x, _ = batch
+        return (model(x) - 2 * x).square().sum(), len(x)
+
+    def evaluate(self, model, batch):
+        thirds = batch[1].bincount(minlength=4)
+        return {**super().evaluate(model, batch), "thirds": thirds, "most": torch.ones(20_000)}
+
+
+class NoScore(Histogram):
+    score = "thirds"
+
+
+@pytest.mark.parametrize(("asked", "n"), [("auto", 16), ("all", 30), (7, 7)])
+def test_a_part_is_evaluated_and_arrays_are_recorded(asked, n, tmp_path, capsys):
+    result = train(spec_of("Histogram", steps=2, evaluate_every=1, evaluate_on=asked), tmp_path)
+    events = list(read_events(RunDir(result.path).events_file(0), "evaluate"))
+    assert [(event["n"], event["of"]) for event in events] == [(n, 30)] * 2
+    assert sum(events[0]["thirds"]) == pytest.approx(1)
+    assert events[0]["thirds"] == events[1]["thirds"], "the same samples each time"
+    assert "most" not in events[0], "too long to be recorded"
+    told = result.summary.evaluation
+    assert (told.evaluated, told.held_out) == (n, 30)
+    assert list(told.arrays) == ["thirds"]
+    said = capsys.readouterr().out
+    assert ("evaluated on all 30 held-out samples" in said) == (n == 30)
+    assert ("of 30 held-out samples, the same ones each time" in said) == (n != 30)
+
+
+def test_a_score_must_be_a_number(tmp_path):
+    with pytest.raises(RunFailed, match="score is 'thirds'"):
+        train(spec_of("NoScore", steps=2), tmp_path, show=False)
+
+
+def test_totals_do_not_depend_on_who_had_which_chunk():
+    draw = np.random.default_rng(0)
+    tables, losses = torch.from_numpy(draw.integers(0, 9, (7, 2, 3))), torch.from_numpy(draw.normal(size=(7, 3)))
+    rows = [{"count": 5, "table": tables[i], "loss": losses[i]} for i in range(7)]
+    found = []
+    for ranks in (1, 2, 3):
+        parts = [ChunkSums() for _ in range(ranks)]
+        for chunk, sums in enumerate(rows):
+            parts[chunk % ranks].add(chunk, sums)
+        found.append(sum_chunks(parts, 7))
+    for other in found[1:]:
+        assert all(np.array_equal(found[0][name], other[name]) for name in found[0])
+    assert found[0]["count"] == 35
+    assert found[0]["table"].shape == (2, 3)
+
+
+def test_an_evaluation_that_is_no_dict_is_refused():
+    with pytest.raises(RunFailed, match="evaluate returned float"):
+        ChunkSums().add(0, 3.0)
