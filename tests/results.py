@@ -1,4 +1,4 @@
-"""What tests read of a run folder, of a command and of an error."""
+"""What tests read of a run folder, of a command, of an error and of a check."""
 
 import io
 from contextlib import contextmanager
@@ -45,3 +45,12 @@ def steps_of(run, rank=0):
 
 def losses(run):
     return [step["loss"] for step in steps_of(run)]
+
+
+def check_holds(spec, *layouts, **how):
+    """Check that layouts give the same answer; return what was compared."""
+    from paceline.trials.check import check
+
+    parity = check(spec, *layouts, **how)
+    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
+    return parity

@@ -14,7 +14,7 @@ from paceline.launch.local import run_ranks
 from paceline.layout import layout_of, parse_layout
 from paceline.trials.check import check, compare_weights
 from paceline.workload import build_workload
-from results import steps_of
+from results import check_holds, steps_of
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -82,8 +82,7 @@ CHECKED = {
 @pytest.mark.parametrize("row", CHECKED)
 def test_a_mixture_gives_the_same_wherever_its_experts_are(tiny_lm, row):
     changes, layouts = CHECKED[row]
-    parity = check(tiny_lm.replace(MIXTURE | changes), layouts=["single", *layouts], steps=2)
-    assert parity.holds, [found for found in parity.rows if not found.agrees(parity.tolerance)]
+    check_holds(tiny_lm.replace(MIXTURE | changes), layouts=["single", *layouts], steps=2)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
@@ -95,8 +94,7 @@ def test_experts_of_transformers_are_divided(kind, tmp_path, corpus_cache):
     values["data"]["tokenizer"] = str(folder / "tokenizer.json")
     values["parallel"] = {"threads": 1, "timeout_s": 120}
     layouts = ["single", "fsdp:2+expert:2", "ddp:2+context:2+expert:4"]
-    parity = check(build_spec({"workload": "transformers", **values}), layouts=layouts, steps=2)
-    assert parity.holds, [found for found in parity.rows if not found.agrees(parity.tolerance)]
+    check_holds(build_spec({"workload": "transformers", **values}), layouts=layouts, steps=2)
 
 
 @pytest.mark.parametrize(("saved", "resumed"), [("fsdp:4+expert:2", "context:2"), ("single", "ddp:2+expert:2")])

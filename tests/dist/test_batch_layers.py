@@ -11,6 +11,7 @@ from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.trainer.run import build_resumed_spec
 from paceline.trials.check import TOLERANCE, check, compare_weights
+from results import check_holds
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -91,9 +92,8 @@ def own(tmp_path):
 
 def test_ranks_and_passes_do_not_matter(own):
     """The last batch of an epoch has 20 samples: groups of 6, 6, 6 and 2 on up to 4 ranks."""
-    parity = check(own(), [1, 2, 4], [1, 2], steps=4)
+    parity = check_holds(own(), [1, 2, 4], [1, 2], steps=4)
     assert [(row.ranks, row.accumulate) for row in parity.rows] == [(n, k) for n in (1, 2, 4) for k in (1, 2)]
-    assert all(row.agrees(parity.tolerance) for row in parity.rows), parity.rows
 
 
 def test_rounding_is_told_from_a_mistake_in_fp64(own, monkeypatch):
@@ -114,8 +114,7 @@ def test_rounding_is_told_from_a_mistake_in_fp64(own, monkeypatch):
 
 def test_strategies_and_recomputed_layers_do_not_matter(own):
     spec = own(**{"parallel.activation_checkpointing": "full"})
-    parity = check(spec, layouts=["single", "fsdp:2", "zero1:2"], steps=3)
-    assert all(row.agrees(parity.tolerance) for row in parity.rows), parity.rows
+    check_holds(spec, layouts=["single", "fsdp:2", "zero1:2"], steps=3)
 
 
 def test_a_run_keeps_its_groups_on_other_ranks(own, tmp_path):

@@ -11,6 +11,7 @@ from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import parse_layout
 from paceline.trials.check import check
+from results import check_holds
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -68,18 +69,12 @@ class Same(Own):
 def own(tmp_path_factory):
     file = tmp_path_factory.mktemp("own") / "own.py"
     file.write_text(textwrap.dedent(OWN))
-    return lambda kind: build_spec(
-        {
-            "workload": f"{file}:{kind}",
-            "train": {"steps": 6, "global_batch": 13, "lr": 1e-2},
-            "parallel": {"threads": 1, "timeout_s": 120},
-        }
-    )
+    train, parallel = {"steps": 6, "global_batch": 13, "lr": 1e-2}, {"threads": 1, "timeout_s": 120}
+    return lambda kind: build_spec({"workload": f"{file}:{kind}", "train": train, "parallel": parallel})
 
 
 def test_any_model_can_be_sharded(own):
-    parity = check(own("Same"), layouts=["single", "zero1:3", "zero2:2", "fsdp:3", "hsdp:2x2", "fsdp:1"], steps=6)
-    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
+    check_holds(own("Same"), layouts=["single", "zero1:3", "zero2:2", "fsdp:3", "hsdp:2x2", "fsdp:1"], steps=6)
 
 
 ENCODER = """
@@ -152,8 +147,7 @@ def encoder(tmp_path_factory):
 )
 def test_a_model_without_rules_is_divided_by_those_that_are_found(encoder, precision, layouts):
     """Attention, dropout and norms of torch's own layers among them."""
-    parity = check(encoder("Own").replace({"train.precision": precision}), layouts=["single", *layouts], steps=3)
-    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
+    check_holds(encoder("Own").replace({"train.precision": precision}), layouts=["single", *layouts], steps=3)
 
 
 @pytest.mark.parametrize(("fault", "layout"), [("Unsummed", "tensor:2"), ("Scaled", "pipeline:2")])

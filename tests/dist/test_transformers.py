@@ -4,8 +4,8 @@ import pytest
 
 import hf_models
 from paceline.config import build_spec
-from paceline.trials.check import check
 from paceline.workloads.transformers.sections import TASKS
+from results import check_holds
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 LORA = {"lora_rank": 2}
@@ -22,6 +22,16 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def make_spec(corpus_cache):
+    def make(model, data, **train):
+        values = {"workload": "transformers", "parallel": {"threads": 1, "timeout_s": 120}}
+        values |= {"model": model, "data": {**data, "cache": str(corpus_cache)}}
+        return build_spec({**values, "train": {"global_batch": 7, "lr": 1e-3, **train}})
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("kind", "model", "layouts"),
     [
@@ -33,69 +43,43 @@ def folder(tmp_path_factory):
         ("llama", {}, ["single", "tensor:2", "fsdp:2+tensor:2", "fsdp:2+pipeline:2"]),
     ],
 )
-def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, corpus_cache):
+def test_the_answer_does_not_depend_on_the_layout(kind, model, layouts, folder, make_spec):
     """Fine-tuned whole, with the embedding as its head, or in bf16; adapters with a new head, or beside bf16."""
-    half = kind.endswith("bf16")
-    labelled = "task" in model
-    data = {"source": "csv" if labelled else "text", "path": str(folder / ("texts.csv" if labelled else "texts.txt"))}
-    train = {"steps": 3, "global_batch": 7, "lr": 1e-3, "log_every": 1}
-    spec = build_spec(
-        {
-            "workload": "transformers",
-            "model": {"init_from": str(folder / kind), **model},
-            "data": {**data, "sequence": 16, "max_length": 24, "cache": str(corpus_cache)},
-            "train": {**train, "precision": "bf16" if half else "fp32"},
-            "parallel": {"threads": 1, "timeout_s": 120},
-        }
-    )
-    parity = check(spec, layouts=layouts, steps=3)
-    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
-    assert all(row.loss < (1e-4 if half else 1e-6) for row in parity.rows[1:])
+    source, file = ("csv", "texts.csv") if "task" in model else ("text", "texts.txt")
+    precision, tolerance = ("bf16", 1e-4) if kind.endswith("bf16") else ("fp32", 1e-6)
+    data = {"source": source, "path": str(folder / file), "sequence": 16, "max_length": 24}
+    spec = make_spec({"init_from": str(folder / kind), **model}, data, precision=precision)
+    parity = check_holds(spec, layouts=layouts, steps=3)
+    assert all(row.loss < tolerance for row in parity.rows[1:])
 
 
-def test_packed_conversations_give_the_same_answer_under_each_layout(folder, corpus_cache):
+def test_packed_conversations_give_the_same_answer_under_each_layout(folder, make_spec):
     """With weights in 4 bits too."""
     model = {"init_from": str(hf_models.save_chat(folder / "chat")), "lora_rank": 2, "quantize": "nf4"}
     data = {"source": "jsonl", "path": str(hf_models.write_chats(folder / "chat.jsonl")), "sequence": 64}
-    values = {"model": model, "data": {**data, "cache": str(corpus_cache)}, "train": {"global_batch": 7, "lr": 1e-3}}
-    values |= {"workload": "transformers", "parallel": {"threads": 1, "timeout_s": 120}}
-    parity = check(build_spec(values), layouts=["single", "ddp:2", "fsdp:2"], steps=3)
-    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
+    parity = check_holds(make_spec(model, data), layouts=["single", "ddp:2", "fsdp:2"], steps=3)
     assert all(row.loss < 1e-6 for row in parity.rows[1:])
 
 
+ON_TWO = ["single", "fsdp:2", "tensor:2"]
+
+
 @pytest.mark.parametrize(
-    ("kind", "task"),
+    ("kind", "task", "layouts", "changes"),
     [
-        ("t5", "seq2seq_lm"),
-        ("bert", "masked_lm"),
-        ("roberta", "token_classification"),
-        ("vit", "image_classification"),
+        ("t5", "seq2seq_lm", ON_TWO, {}),
+        ("bert", "masked_lm", ON_TWO, {}),
+        ("roberta", "token_classification", ON_TWO, {}),
+        ("vit", "image_classification", ON_TWO, {}),
+        ("t5", "seq2seq_lm", ["single", "pipeline:2", "pipeline:3"], {"dropout": False}),
     ],
 )
-def test_no_task_depends_on_the_layout(kind, task, folder, corpus_cache):
-    """Sharded and divided; the masks of a sample are its own, and an encoder is sharded as its decoder is."""
+def test_no_task_depends_on_the_layout(kind, task, layouts, changes, folder, make_spec):
+    """Sharded and divided; the masks of a sample are its own, and an encoder is sharded as its decoder is.
+
+    In a pipeline texts of other lengths in each pass, with masks in some; the embedding is part of both stages.
+    """
     data = hf_models.write_task_data(folder / "data")[task]
     model = hf_models.save(kind, folder / task, TASKS[task].auto)
-    values = {
-        "model": {"init_from": str(model), "task": task, "match": "some"},
-        "train": {"global_batch": 7, "lr": 1e-3},
-    }
-    values |= {"data": {**data, "cache": str(corpus_cache)}, "parallel": {"threads": 1, "timeout_s": 120}}
-    parity = check(
-        build_spec({"workload": "transformers", **values}),
-        layouts=["single", "fsdp:2", "tensor:2"],
-        steps=3,
-    )
-    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
-
-
-def test_stages_of_an_encoder_and_a_decoder_send_both_on(folder, corpus_cache):
-    """Texts of other lengths in each pass, with masks in some; the embedding is part of both stages."""
-    data = hf_models.write_task_data(folder / "data")["seq2seq_lm"]
-    model = hf_models.save("t5", folder / "t5", TASKS["seq2seq_lm"].auto)
-    values = {"model": {"init_from": str(model), "task": "seq2seq_lm", "dropout": False}, "train": {"global_batch": 7}}
-    values |= {"data": {**data, "cache": str(corpus_cache)}, "parallel": {"threads": 1, "timeout_s": 120}}
-    layouts = ["single", "pipeline:2", "pipeline:3"]
-    parity = check(build_spec({"workload": "transformers", **values}), layouts=layouts, steps=2)
-    assert parity.holds, [row for row in parity.rows if not row.agrees(parity.tolerance)]
+    spec = make_spec({"init_from": str(model), "task": task, "match": "some", **changes}, data)
+    check_holds(spec, layouts=layouts, steps=3)

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from paceline.config import RunSpec
 from paceline.errors import UserError, join_names
 from paceline.layout import Layout
-from paceline.nn.batch_norm import GroupedBatchNorm, group_batch_norms, list_batch_norms, update_running_statistics
+from paceline.nn.batch_norm import GroupedBatchNorm, group_batch_norms, update_running_statistics
 from paceline.nn.keyed_dropout import PASS, KeyedPasses, mark_sites
 from paceline.runlog.timers import CollectiveTimer
 
@@ -23,10 +23,6 @@ class BatchLayers:
 
     passes: KeyedPasses
     norms: Sequence[GroupedBatchNorm]
-
-    @classmethod
-    def of(cls, parts: Sequence[nn.Module]) -> "BatchLayers":
-        return cls(KeyedPasses(parts), list_batch_norms(parts))
 
     def __bool__(self) -> bool:
         return len(self.passes.sites) > 1 or bool(self.norms)

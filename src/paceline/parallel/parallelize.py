@@ -32,8 +32,9 @@ from paceline.errors import UserError
 from paceline.execution import CPU, CUDA, Execution, Target
 from paceline.launch.process_group import create_device_mesh, flatten_mesh, init_single_rank_group
 from paceline.layout import Layout
+from paceline.nn.batch_norm import list_batch_norms
 from paceline.nn.keras_backend import has_keras
-from paceline.nn.keyed_dropout import Site, list_sites, run_again
+from paceline.nn.keyed_dropout import KeyedPasses, Site, list_sites, run_again
 from paceline.nn.nf4 import count_elements
 from paceline.parallel import ddp
 from paceline.parallel.batch_layers import BatchLayers, convert_batch_layers
@@ -75,7 +76,7 @@ class ParallelModel:
 
     @cached_property
     def batch_layers(self) -> BatchLayers:
-        return BatchLayers.of(self.parts)
+        return BatchLayers(KeyedPasses(self.parts), list_batch_norms(self.parts))
 
     @property
     def unwrapped(self) -> nn.Module:
@@ -125,7 +126,10 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     if rules or cut:
         setup = replace(setup, execution=replace(setup.execution, compiled_layers=False))
     mesh, group = build_mesh(layout, device)
-    experts = build_expert_mesh(layout, device) if layout.expert > 1 else None
+    experts = None
+    if layout.expert > 1:  # neighbours on `expert` hold others, those on `replicate` and `shard` the same
+        sizes = (layout.pipeline, *layout.expert_groups, layout.expert, layout.tensor)
+        experts = create_device_mesh(device.type, sizes, (*AXES[:-1], "expert", "tensor"))
     home = torch.device("cpu") if layout.offload else device
     if late and cut is not None:  # weights are drawn in the order of all modules
         late = False
@@ -194,12 +198,6 @@ def build_mesh(layout: Layout, device: torch.device) -> tuple[DeviceMesh, dist.P
     init_single_rank_group(device)
     mesh = create_device_mesh(device.type, (layout.pipeline, *layout.summed_over, layout.tensor), AXES)
     return mesh, flatten_mesh(mesh["replicate", "shard", "tensor"], "stage")
-
-
-def build_expert_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
-    """Return the grid of the experts: neighbours on `expert` hold others, those on `replicate` and `shard` the same."""
-    sizes = (layout.pipeline, *layout.expert_groups, layout.expert, layout.tensor)
-    return create_device_mesh(device.type, sizes, (*AXES[:-1], "expert", "tensor"))
 
 
 def build_context_group(setup: ModelSetup) -> ContextGroup | None:

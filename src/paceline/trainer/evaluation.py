@@ -59,14 +59,17 @@ def evaluate(job: "GradientJob", held_out: HeldOut) -> dict[str, Any]:
     a forward pass may need all of them; one that has no chunk left repeats the first and does not count it.
     """
     workload, model, layout, device = job.workload, job.state.model.unwrapped, job.layout, job.context.device
+    context, precision = job.state.model.context, job.context.spec.train.precision
     data_rank, size = layout.data_rank(job.context.rank_info.rank), workload.evaluation_chunk
     chunks = ceil(len(held_out.ids) / size)
     mine = ChunkSums()
     rounds = range(data_rank, chunks if layout.plain else ceil(chunks / layout.data) * layout.data, layout.data)
     batches = held_out.batches((chunk if chunk < chunks else 0 for chunk in rounds), size)
     for chunk, batch in zip(rounds, batches, strict=True):
-        with use_evaluation_mode(model, job.context.spec.train.precision, device):
-            sums = _evaluate_batch(job, model, batch)
+        own = batch if context is None else workload.divide_context(batch, context)  # a part of each sequence
+        with use_evaluation_mode(model, precision, device):
+            sums = workload.evaluate(model, move_batch(own, device, precision))
+            sums = sums if context is None else context.sum(sums, device)
         if chunk < chunks:
             mine.add(chunk, sums)
         job.context.beat("evaluation", job.state.step)
@@ -74,15 +77,6 @@ def evaluate(job: "GradientJob", held_out: HeldOut) -> dict[str, Any]:
     metrics = workload.metrics(sum_chunks(list(everyone.values()), chunks))
     classes = {"classes": list(workload.classes())} if "support" in metrics else {}
     return {"n": len(held_out.ids), "of": len(held_out.samples), **_select_recorded(metrics), **classes}
-
-
-def _evaluate_batch(job: "GradientJob", model: nn.Module, batch: Any) -> Mapping[str, Tensor | float]:
-    """Return the sums of a batch, of which this rank may compute a part of each sequence."""
-    context, device, precision = job.state.model.context, job.context.device, job.context.spec.train.precision
-    if context is None:
-        return job.workload.evaluate(model, move_batch(batch, device, precision))
-    own = move_batch(job.workload.divide_context(batch, context), device, precision)
-    return context.sum(job.workload.evaluate(model, own), device)
 
 
 def _select_recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:

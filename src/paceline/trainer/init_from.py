@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -318,10 +318,6 @@ def _find_tied_names(part: nn.Module) -> dict[str, list[str]]:
 def build_initializer(workload: Workload, context: "RunContext") -> WeightInitializer | None:
     """Return None if the run draws its first weights, or resumes from a checkpoint."""
     return WeightInitializer(workload, context) if context.spec.init_from and context.checkpoint is None else None
-
-
-def describe_match(start: WeightInitializer | None) -> dict[str, Any]:
-    return {} if start is None or start.match is None else {"weights": asdict(start.match)}
 
 
 def check_same_vocabulary(workload: Workload, start: Path, log: LogFn) -> None:

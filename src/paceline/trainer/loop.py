@@ -344,7 +344,11 @@ class FitJob(Job):
             self.context.event("step", **at, compute_s=seconds, skipped=False, **found)
             if used := usage.now():
                 self.context.events.write("usage", step=self.step, **used)
-            self._evaluate_passes()
+            self.context.beat("evaluation", self.step)
+            began = perf_counter()
+            if metrics := dict(self.passes.evaluate()):
+                self.evaluation = metrics
+                self.context.event("evaluate", step=self.step, **metrics, evaluate_s=perf_counter() - began)
             if self.done or stopping or self.step % every == 0:
                 self.context.beat("checkpoint", self.step)
                 meta = {"step": self.step, "evaluation": self.evaluation, "best": None, "fit": self.passes.meta()}
@@ -362,13 +366,6 @@ class FitJob(Job):
         if self.context.rank_info.rank == 0:
             self.conclude()
         return RunStatus.FINISHED
-
-    def _evaluate_passes(self) -> None:
-        self.context.beat("evaluation", self.step)
-        began = perf_counter()
-        if found := dict(self.passes.evaluate()):
-            self.evaluation = found
-            self.context.event("evaluate", step=self.step, **found, evaluate_s=perf_counter() - began)
 
     def conclude(self) -> None:
         checkpoint = reader.find_newest(RunDir(self.context.folder).checkpoints, lambda text: None)

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -75,7 +75,10 @@ def run_rank(
             if isinstance(folder, RunDir):
                 starting.enter_context(heartbeat_scope(folder.heartbeats, rank_info, spec.parallel.timeout_s))
             with record_failure(folder, rank_info):
-                held.enter_context(_start_workers(workload, layout, rank_info))
+                if isinstance(workload, Workload):  # forks, before this process has a device and threads
+                    from paceline.data.workers import start_workers
+
+                    held.enter_context(start_workers(workload, rank_info, -(-layout.global_batch // layout.data)))
             device = held.enter_context(join_run(spec, rank_info))
         log = log_line if show and rank_info.rank == 0 else ignore_log
         run: RunDir = folder if isinstance(folder, RunDir) else broadcast_from_main(lambda: folder(log))
@@ -104,15 +107,6 @@ def record_failure(folder: RunFolder, rank_info: RankInfo) -> Iterator[None]:
             with EventWriter(folder.events_file(0)) as events:
                 _note_failure(folder, events, None, error)
         raise
-
-
-def _start_workers(workload: BaseWorkload, layout: Layout, rank_info: RankInfo) -> AbstractContextManager[None]:
-    """Fork the processes that make samples, before this one has a device and threads."""
-    from paceline.data.workers import start_workers
-
-    if not isinstance(workload, Workload):
-        return nullcontext()
-    return start_workers(workload, rank_info, -(-layout.global_batch // layout.data))
 
 
 def train_rank(

@@ -1,6 +1,6 @@
 """Build a rank's job: model, wrapping, optimiser, data order, and how a step runs."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from paceline.trainer.checkpoint import writer
 from paceline.trainer.context import Job, JobFacts, RunContext
 from paceline.trainer.evaluation import HeldOut
 from paceline.trainer.explain import SHARED_DEVICE_NOTE, describe_evaluation, list_equations, make_example
-from paceline.trainer.init_from import WeightInitializer, build_initializer, describe_match
+from paceline.trainer.init_from import WeightInitializer, build_initializer
 from paceline.trainer.loop import FitJob, GradientJob
 from paceline.trainer.optim.schedule import build_schedule
 from paceline.trainer.step.step import InferredPipelineStep, PipelineStep, State, Step
@@ -100,6 +100,8 @@ def build_job_around(
     check_samples_agree(samples, order, min(steps - 1, context.checkpoint.step if context.checkpoint else 0))
     notes = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
     notes += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
+    match = None if start is None else start.match
+    weights = {} if match is None else {"weights": asdict(match)}
     facts = JobFacts(
         order,
         steps,
@@ -110,13 +112,13 @@ def build_job_around(
             *describe_evaluation(workload, order),
             *step.state.model.groups.words(),
             *describe_batch_layers(step.state.model.unwrapped, group, layout),
-            *([start.match.sentence()] if start is not None and start.match is not None else []),
+            *([match.sentence()] if match is not None else []),
             *describe_workers(samples),
             *([] if order.shuffled else ["samples keep the order of their stream, which every rank reads"]),
             *notes,
         ],
         pauses=PauseSchedule.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
-        notes={"execution": execution.words(), **list_worker_facts(spec, samples), **describe_match(start)},
+        notes={"execution": execution.words(), **list_worker_facts(spec, samples), **weights},
     )
     schedule = build_schedule(train, order.seen(steps), workload)
     return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)

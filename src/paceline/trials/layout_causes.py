@@ -27,7 +27,8 @@ from paceline.data.samples import load_training_samples, preserve_generators
 from paceline.errors import join_names
 from paceline.layout import Layout
 from paceline.nn.keras_backend import is_keras, unwrap_keras
-from paceline.parallel.batch_layers import BatchLayers, convert_batch_layers
+from paceline.nn.keyed_dropout import KeyedPasses
+from paceline.parallel.batch_layers import convert_batch_layers
 from paceline.workload import Samples, Workload, build_workload
 
 SAMPLES = 12
@@ -151,7 +152,7 @@ class SplitExperiment:
         self.dropout = [(n, m) for n, m in modules if isinstance(m, _DropoutNd) and m.p > 0]
         self.dropout += [(n, m) for n, m in of_keras if hasattr(m, "seed_generator") or hasattr(m, "generator")]
         self.buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        self.passes = BatchLayers.of([self.model]).passes
+        self.passes = KeyedPasses([self.model])
         cut = len(self.ids) * 2 // 3  # parts of different size: equal ones would hide some mistakes
         self.parts = (slice(0, cut), slice(cut, None))
 

@@ -98,7 +98,12 @@ class KerasWorkload(Workload):
         return load_keras_samples(self.source.source or (f"{place}:data" if place else ""), split)
 
     def fingerprint(self) -> str:
-        return fingerprint_samples(self._training_samples())
+        samples = self._training_samples()
+        ids = np.unique(np.linspace(0, len(samples) - 1, FINGERPRINT_SAMPLES).astype(np.int64))
+        digest = hashlib.sha256(str(len(samples)).encode())
+        for leaf in tree_leaves(samples.batch(ids, np.zeros_like(ids))):
+            digest.update(str(leaf.shape).encode() + np.ascontiguousarray(leaf).tobytes())
+        return digest.hexdigest()
 
     def classes(self) -> Sequence[str]:
         return self.source.classes
@@ -209,14 +214,6 @@ def guard_model_call() -> Iterator[None]:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:3])
         message = f"model, loss and data do not fit together: {type(error).__name__}: {reason}"
         raise UserError(message, code="invalid-workload") from error
-
-
-def fingerprint_samples(samples: Samples) -> str:
-    ids = np.unique(np.linspace(0, len(samples) - 1, FINGERPRINT_SAMPLES).astype(np.int64))
-    digest = hashlib.sha256(str(len(samples)).encode())
-    for leaf in tree_leaves(samples.batch(ids, np.zeros_like(ids))):
-        digest.update(str(leaf.shape).encode() + np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()
 
 
 def load_keras_samples(source: str, split: str) -> Samples | None:

@@ -194,10 +194,8 @@ CORPORA: dict[str, type[TokenisedCorpus]] = {
 
 def prepare_data(spec: RunSpec, log: LogFn = ignore_log, verify: bool = True) -> Any:
     """Return the images, or the tokenised texts from the cache; `verify` as for `TokenisedCorpus.prepare`."""
-    task = check_source(spec)
-    if task in CORPORA:
-        data = _with_tokenizer(spec)
-        return _find_corpus(task, data).prepare(data, log, verify)
+    if (corpus := _find_corpus(check_source(spec), spec.data)) is not None:
+        return corpus.prepare(_with_tokenizer(spec), log, verify)
     from paceline.workloads.transformers.images import ImageFolders
 
     return ImageFolders(spec.data)
@@ -205,15 +203,12 @@ def prepare_data(spec: RunSpec, log: LogFn = ignore_log, verify: bool = True) ->
 
 def find_cached(spec: RunSpec) -> Any:
     """Return the images, or the tokenised texts if they are cached; else None."""
-    task = check_source(spec)
-    if task not in CORPORA:
-        return prepare_data(spec)
-    data = _with_tokenizer(spec)
-    return _find_corpus(task, data).cached(data)
+    corpus = _find_corpus(check_source(spec), spec.data)
+    return prepare_data(spec) if corpus is None else corpus.cached(_with_tokenizer(spec))
 
 
-def _find_corpus(task: str, data: Any) -> type[TokenisedCorpus]:
-    return chat.find_corpus(data) if task == "causal_lm" and data.source in TABLES else CORPORA[task]
+def _find_corpus(task: str, data: Any) -> type[TokenisedCorpus] | None:
+    return chat.find_corpus(data) if task == "causal_lm" and data.source in TABLES else CORPORA.get(task)
 
 
 def check_source(spec: RunSpec) -> str:

@@ -185,7 +185,8 @@ def encode_tagged(
 ) -> Iterator[list[np.ndarray]]:
     """Yield the tokens of the words, and a number for each token: that of its tag if it is the first of a word."""
     texts, tags, frame = [], [], TextFrame.of(chosen)
-    for (words, names), pieces in zip(rows, encode_pieces(chosen, [_space(words) for words, _ in rows]), strict=True):
+    spaced = [[f" {word}" if number else word for number, word in enumerate(words)] for words, _ in rows]
+    for (words, names), pieces in zip(rows, encode_pieces(chosen, spaced), strict=True):
         if unknown := [name for name in names if name not in places]:
             raise invalid_data(f"the tag {unknown[0]!r} of {words[0]!r} … is in no training row", "data.test_path")
         pairs = zip(pieces, names, strict=True)
@@ -194,10 +195,6 @@ def encode_tagged(
         tags.append(frame.add(own, [NO_TAG] * len(frame.before), [NO_TAG] * len(frame.after)))
     yield texts
     yield tags
-
-
-def _space(words: Sequence[str]) -> list[str]:
-    return [f" {word}" if number else word for number, word in enumerate(words)]
 
 
 def encode_pieces(chosen: ChosenTokenizer, rows: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:

@@ -141,7 +141,8 @@ class PairedTexts:
         if end is not None:
             targets = [target if target[-1] == end else np.append(target, end) for target in targets]
         labels = pad_rows(targets, NOT_COUNTED)
-        return Batch({**inputs, "decoder_input_ids": shift_right(labels, start, self.pad)}, labels)
+        read = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)  # a start token, all but the last
+        return Batch({**inputs, "decoder_input_ids": torch.where(read == NOT_COUNTED, self.pad, read)}, labels)
 
 
 class Conversations:
@@ -181,9 +182,3 @@ class Conversations:
 
     def fixed_shape_batches(self, cuts: list[tuple[np.ndarray, np.ndarray]], most: int) -> list[Batch]:
         return [self.padded(*cut, most) for cut in cuts]
-
-
-def shift_right(labels_BT: Tensor, start: int, pad: int) -> Tensor:
-    """Return what a decoder reads to predict these labels: a start token, and all of them but the last."""
-    shifted = torch.cat([torch.full_like(labels_BT[:, :1], start), labels_BT[:, :-1]], 1)
-    return torch.where(shifted == NOT_COUNTED, pad, shifted)

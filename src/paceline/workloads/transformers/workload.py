@@ -21,7 +21,6 @@ from paceline.layout import Layout, check_experts
 from paceline.nn.chunked_loss import NOT_COUNTED
 from paceline.nn.class_metrics import class_sums
 from paceline.nn.nf4 import PackedTarget
-from paceline.parallel.context import ContextGroup
 from paceline.parallel.precision import HALF, autocast, to_at_least_fp32
 from paceline.trainer.init_from import open_weights
 from paceline.workload import LogFn, Samples, Workload, ignore_log
@@ -261,11 +260,8 @@ class TransformersModel(Workload):
         if layout.context > 1:
             check_model_context(layout, self.config, self.section.task, self.texts.sequence)
 
-    def gather_context(self, model: nn.Module, context: ContextGroup) -> None:
-        gather_context(model, context)
-
-    def divide_context(self, batch: Batch, context: ContextGroup) -> Batch:
-        return divide_context(batch, context)
+    gather_context = staticmethod(gather_context)
+    divide_context = staticmethod(divide_context)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | int]:
         count = (batch.labels >= 0).sum()
