@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from paceline.layout import Layout
     from paceline.parallel.context import ContextGroup
-    from paceline.trainer.passes import Fitted, Passes
 
 LogFn = Callable[[str], None]
 """Called with a line for people."""
@@ -336,6 +336,75 @@ class PassWorkload(BaseWorkload):
     def fitted(self, folder: Path) -> Fitted | None:
         """Optional: return what a finished run left in its folder, for use on new inputs."""
         return None
+
+
+class FitEnd(Enum):
+    """Why a fit makes no more passes."""
+
+    CONVERGED = "converged"
+    MOST_PASSES = "most passes"
+    AS_ASKED = "as asked"
+    PATIENCE = "patience"
+
+
+class Passes(Protocol):
+    """One rank's part of a fit that goes through all samples until it has converged.
+
+    A class may inherit what is optional: `parameters`, `begin`, `evaluate` and `close`.
+    """
+
+    samples: int
+    most: int
+    parameters: int | None = None
+
+    @property
+    def end(self) -> FitEnd | None:
+        """None while there is more to do."""
+
+    def end_words(self) -> str: ...
+
+    def step(self, flag: bool) -> Mapping[str, Any]:
+        """Make one pass; return its "loss", its times, whether a rank's `flagged`, and more for the event."""
+
+    def begin(self) -> None:
+        return
+
+    def evaluate(self) -> Mapping[str, Any]:
+        """Return metrics of held-out samples after a pass, if they are due."""
+        return {}
+
+    def close(self) -> None:
+        """Release what ranks hold together, before one of them continues alone."""
+        return
+
+    def tensors(self) -> dict[str, Any]:
+        """Return what resuming needs, by name; "model" holds the result."""
+
+    def allocate_state(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Return tensors of these names and shapes, to read into what was saved beside `meta`."""
+
+    def meta(self) -> dict[str, Any]: ...
+
+    def load_state(self, meta: Mapping[str, Any]) -> None:
+        """Take over the saved state, once it was read into the tensors of `allocate_state`."""
+
+    def equations(self, ranks: int) -> list[str]: ...
+
+    def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
+        """Write the result into the run's folder, for people; on the main rank, and safe to repeat."""
+
+
+class Fitted(Protocol):
+    """The result of a fit, for use on new inputs. Optional: `write_onnx(file)`."""
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    def predict(self, inputs: Sequence[Any]) -> Mapping[str, Any]:
+        """Return arrays by name, one row per input: "probabilities" of classes, …"""
+
+    def export(self, folder: Path) -> None:
+        """Write what loads without Paceline."""
 
 
 def find_repeated_layers(model: nn.Module) -> list[nn.Module]:

@@ -23,9 +23,8 @@ from paceline.io.limits import check_limits
 from paceline.io.terminal import warn
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.failures import translate_failures
-from paceline.trainer.passes import Fitted
 from paceline.trainer.run import SOURCE, find_user_file
-from paceline.workload import PassWorkload, Workload, build_workload
+from paceline.workload import Fitted, PassWorkload, Workload, build_workload
 
 if TYPE_CHECKING:
     import torch

@@ -28,10 +28,9 @@ from paceline.trainer.checkpoint.writer import CheckpointInterval, is_due
 from paceline.trainer.context import Job
 from paceline.trainer.evaluation import HeldOut, evaluate, write_evaluation_pictures
 from paceline.trainer.optim.schedule import build_schedule, describe_schedule_change
-from paceline.trainer.passes import FitEnd, Passes
 from paceline.trainer.resume_guard import ANSWER_KEY
 from paceline.trainer.step.step import State, Step
-from paceline.workload import PassWorkload, Workload
+from paceline.workload import FitEnd, Passes, PassWorkload, Workload
 
 MAX_UNREAD_STEPS = 50  # steps between two readings of a device: a request to stop is seen by then
 

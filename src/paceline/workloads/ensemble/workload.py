@@ -22,9 +22,8 @@ from paceline.io.files import hash_value
 from paceline.layout import Layout
 from paceline.runlog.events import RunStatus
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.passes import FitEnd, Passes
 from paceline.trials.runner import train_trial
-from paceline.workload import LogFn, PassWorkload, ignore_log
+from paceline.workload import FitEnd, LogFn, Passes, PassWorkload, ignore_log
 from paceline.workloads.ensemble import scoring, table_rows
 from paceline.workloads.ensemble.combination import Combination, fit_class_combination, fit_number_combination
 from paceline.workloads.ensemble.members import (

@@ -23,8 +23,7 @@ from paceline.io.files import expand_cache, read_text
 from paceline.launch.process_group import create_device_mesh
 from paceline.layout import Layout
 from paceline.trainer.explain import describe_sharing
-from paceline.trainer.passes import FitEnd, Passes
-from paceline.workload import LogFn, PassWorkload, ignore_log
+from paceline.workload import FitEnd, LogFn, Passes, PassWorkload, ignore_log
 from paceline.workloads.topics.counts.matrices import Counts
 from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.shards import ShardCounts, read_shards

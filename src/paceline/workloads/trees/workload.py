@@ -16,8 +16,7 @@ from paceline.errors import UserError
 from paceline.launch.environment import SINGLE_RANK
 from paceline.layout import Layout
 from paceline.trainer.explain import describe_sharing
-from paceline.trainer.passes import FitEnd, Passes
-from paceline.workload import LogFn, PassWorkload, ignore_log
+from paceline.workload import FitEnd, LogFn, Passes, PassWorkload, ignore_log
 from paceline.workloads.trees.boosting import BoostingJob, load_library
 from paceline.workloads.trees.scoring import HeldOutRows, load_metric
 from paceline.workloads.trees.sections import BY_NAME, TreesData, TreesModel

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from synthetic_counts import exact_loss
 
-from paceline.trainer.passes import FitEnd
+from paceline.workload import FitEnd
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
 from paceline.workloads.topics.fitting.least_squares import SweepCounts, find_topics_by_least_squares

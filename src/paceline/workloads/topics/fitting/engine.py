@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import InvalidData
-from paceline.trainer.passes import FitEnd
+from paceline.workload import FitEnd
 from paceline.workloads.topics.fitting.passes import ReadPasses
 from paceline.workloads.topics.sections import FitOptions
 
