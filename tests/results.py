@@ -47,6 +47,20 @@ def losses(run):
     return [step["loss"] for step in steps_of(run)]
 
 
+def tensors_of(run, prefix=""):
+    """Read the tensors of a run's newest checkpoint."""
+    from paceline.trainer.checkpoint.reader import find_newest, read_tensors
+
+    return read_tensors(find_newest(RunDir(run.path).checkpoints, print), prefix)
+
+
+def assert_same_bits(one, other):
+    """Compare the weights of two runs, or tensors by name."""
+    ours, theirs = (found if isinstance(found, dict) else found.weights() for found in (one, other))
+    assert ours.keys() == theirs.keys()
+    assert not [name for name, tensor in ours.items() if not tensor.equal(theirs[name])]
+
+
 def check_holds(spec, *layouts, **how):
     """Check that layouts give the same answer; return what was compared."""
     from paceline.trials.check import check

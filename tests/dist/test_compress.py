@@ -10,15 +10,10 @@ from paceline import resume, train
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.trials.check import compute_relative_difference
-from results import losses
+from results import assert_same_bits, losses, tensors_of
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
-
-
-def tensors(result):
-    return read_tensors(find_newest(RunDir(result.path).checkpoints, print), prefix="")
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +100,15 @@ def test_a_killed_run_goes_on_to_the_same_bits(small, tmp_path, mode, others):
     left_alone = train(small.replace(changes | {"parallel.local_steps": 4}), tmp_path / "runs", show=False)
     assert left_alone.summary.loss_last < left_alone.summary.loss_first
     result = resume(killed_after_5(left_alone, tmp_path / "killed"), show=False)
-    ours, theirs = tensors(left_alone), tensors(result)
+    ours = tensors_of(left_alone)
     own = {"powersgd": "powersgd.kept", "local_sgd": "optim", "diloco": "outer.velocity"}[mode]
     assert any(name.startswith(own) for name in ours)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
+    assert_same_bits(ours, tensors_of(result))
     assert losses(left_alone) == losses(result)
     if others:
         result = resume(killed_after_5(left_alone, tmp_path / "others"), [f"parallel.ranks={others}"], show=False)
         assert result.status == "finished"
-        assert tensors(result).keys() == ours.keys()
+        assert tensors_of(result).keys() == ours.keys()
 
 
 def killed_after_5(result, folder):

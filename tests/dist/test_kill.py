@@ -16,6 +16,7 @@ from pacing import QUICK_PASSES
 from paceline import RunResult, resume, train
 from paceline.runlog.events import read_events, read_steps
 from paceline.runlog.run_dir import RunDir
+from results import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")  # but for those that are killed
 
@@ -77,14 +78,9 @@ def test_kills_end_in_the_same_weights(long_spec, tmp_path):
         wait_until_gone(process.pid)
     result = resume(run.path, show=False)
     assert result.status == "finished"
-    assert same_bits(alone, result)
+    assert_same_bits(alone, result)
     assert result.metrics == alone.metrics
     assert during_checkpoint == KILLS // 2
-
-
-def same_bits(a: RunResult, b: RunResult) -> bool:
-    ours, theirs = a.weights(), b.weights()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_sigterm_stops_after_a_checkpoint_and_another_number_of_ranks_goes_on(long_spec, tmp_path):

@@ -13,9 +13,8 @@ from paceline import train
 from paceline.errors import UserError
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.trials.check import compute_relative_difference
-from results import check_holds, steps_of
+from results import assert_same_bits, check_holds, steps_of, tensors_of
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -80,14 +79,10 @@ def runs(own, tmp_path_factory):
     return {strategy: train(own("Told", strategy), out, show=False) for strategy in LAYOUTS}
 
 
-def saved(result, prefix=""):
-    return read_tensors(find_newest(RunDir(result.path).checkpoints, print), prefix)
-
-
 def test_the_answer_does_not_depend_on_the_layout(runs):
-    alone, wanted = runs["single"], saved(runs["single"])
+    alone, wanted = runs["single"], tensors_of(runs["single"])
     for result in runs.values():
-        found = saved(result)
+        found = tensors_of(result)
         for name, tensor in wanted.items():
             assert torch.allclose(found[name], tensor, rtol=1e-4, atol=1e-6), name
         assert compute_relative_difference(result.metrics["loss"], alone.metrics["loss"]) < 1e-5
@@ -96,8 +91,8 @@ def test_the_answer_does_not_depend_on_the_layout(runs):
 def test_averages_are_used_and_frozen_weights_stay(runs, own):
     """The average is what is evaluated and exported; the raw weights are beside it."""
     result = runs["single"]
-    raw, used = saved(result, "model."), result.weights()
-    everything = saved(result)
+    raw, used = tensors_of(result, "model."), result.weights()
+    everything = tensors_of(result)
     assert torch.equal(used["head.weight"], everything["ema.head.weight"])
     assert not torch.equal(used["head.weight"], everything["model.head.weight"])
     assert "ema.features.weight" not in everything
@@ -139,9 +134,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(runs, own, strategy, tmp_p
     assert again.metrics == whole.metrics
     ours, theirs = ([(s["loss"], s["grad_norm"], s["lr"]) for s in steps_of(run)] for run in (again, whole))
     assert ours == theirs
-    found, wanted = saved(again), saved(whole)
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert_same_bits(tensors_of(again), tensors_of(whole))
 
 
 def test_an_optimiser_of_whole_matrices_is_refused_where_ranks_hold_rows(own, tmp_path):
@@ -155,10 +148,10 @@ def test_state_of_an_optimiser_that_is_not_a_tensor_is_resumed(own, tmp_path):
     spec = own("Numbers", "single", steps=8)
     whole = train(spec, tmp_path, show=False)
     shutil.rmtree(whole.path / "checkpoints" / "step-00000008")
-    before = saved(whole)
+    before = tensors_of(whole)
     assert before["optim.head.weight.steps"] == 4
     again = paceline.resume(whole.path, show=False)
-    assert saved(again)["optim.head.weight.steps"] == 8
+    assert tensors_of(again)["optim.head.weight.steps"] == 8
     assert again.metrics == whole.metrics
 
 

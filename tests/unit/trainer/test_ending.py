@@ -8,7 +8,7 @@ from paceline.config import build_spec
 from paceline.errors import PacelineError, UserError
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.checkpoint.reader import find_newest, read_tensors
+from results import tensors_of
 
 OWN = """
 import torch
@@ -90,7 +90,7 @@ def test_patience_ends_a_run_and_more_of_it_goes_on(own, tmp_path):
 
 def test_an_optimiser_may_have_state_before_its_first_step(own, tmp_path):
     result = train(own("Sums", steps=2, lr=0.1), tmp_path, show=False)
-    kept = read_tensors(find_newest(RunDir(result.path).checkpoints, print), "optim.")
+    kept = tensors_of(result, "optim.")
     assert kept["weight.step"] == 2
     assert (kept["weight.sum"] > 0.5).all()
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from paceline import UserError, Workload, resume, train
-from paceline.cli.main import main
 from paceline.config import build_spec
-from paceline.runlog.events import RunStatus, read_events, read_steps
+from paceline.runlog.events import RunStatus, read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.resume_guard import resolve_added_length
+from results import assert_same_bits, steps_of
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
 
@@ -39,7 +39,7 @@ def three(tmp_path_factory):
 
 
 def losses(path):
-    return [(event["step"], event["loss"], event["lr"]) for event in read_steps(RunDir(path).events_file(0))]
+    return [(event["step"], event["loss"], event["lr"]) for event in steps_of(path)]
 
 
 def test_three_and_two_epochs_are_five_bit_for_bit(tmp_path, three, capfd):
@@ -49,9 +49,7 @@ def test_three_and_two_epochs_are_five_bit_for_bit(tmp_path, three, capfd):
     longer = resume(folder, {"train.epochs": "+2"})
     assert "train.epochs is 5 instead of 3" in capfd.readouterr().out
     assert losses(folder) == losses(whole.path)
-    ours, theirs = longer.weights(), whole.weights()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert_same_bits(longer, whole)
     assert longer.metrics == whole.metrics
 
     run = RunDir(folder)
@@ -116,7 +114,7 @@ def test_the_same_command_begins_goes_on_and_is_done(line, tmp_path, monkeypatch
     assert [event["step"] for event in read_events(events, "resume")] == [2]
     assert [event["job"] for event in read_events(events, "start")] == ["7", "7"]  # the third had nothing to do
     assert third.status == RunStatus.FINISHED
-    assert all(tensor.equal(alone[name]) for name, tensor in third.weights().items())
+    assert_same_bits(third, alone)
 
 
 def test_a_finished_run_whose_last_checkpoint_was_damaged_is_mended(line, tmp_path):
@@ -128,7 +126,7 @@ def test_a_finished_run_whose_last_checkpoint_was_damaged_is_mended(line, tmp_pa
     victim.write_bytes(content)
     mended = train(line, tmp_path, resume_or_start=True, show=False)
     assert [event["step"] for event in read_events(RunDir(found.path).events_file(0), "resume")] == [2]
-    assert all(tensor.equal(alone[name]) for name, tensor in mended.weights().items())
+    assert_same_bits(mended, alone)
 
 
 def test_a_longer_run_goes_on_and_another_answer_in_its_folder_is_refused(line, tmp_path):
@@ -148,9 +146,8 @@ def test_a_wrong_request_leaves_what_was_in_the_folder(line, tmp_path):
     assert [path.name for path in (tmp_path / "line").iterdir()] == ["notes.txt"]
 
 
-def test_a_run_folder_is_named_instead_of_a_run_file(line, tmp_path, capsys):
+def test_a_run_folder_is_named_instead_of_a_run_file(line, tmp_path, ask):
     train(line, tmp_path, show=False)
-    with pytest.raises(SystemExit) as left:
-        main(["train", str(tmp_path / "line"), "--resume-or-start"])
-    assert left.value.code == 0
-    assert "is finished: nothing is left to do" in capsys.readouterr().out
+    answer = ask("train", tmp_path / "line", "--resume-or-start")
+    assert answer.code == 0
+    assert "is finished: nothing is left to do" in answer.out

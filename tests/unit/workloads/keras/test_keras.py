@@ -26,6 +26,7 @@ from paceline.trainer.run import build_resumed_spec
 from paceline.trials.layout_causes import find_layout_causes
 from paceline.workload import build_workload
 from paceline.workloads.keras.sections import KerasModel
+from results import assert_same_bits
 
 keras = import_keras()
 MODELS = Path(__file__).with_name("models.py")
@@ -85,8 +86,7 @@ def test_a_resumed_run_ends_in_the_same_bits(finished, tmp_path):
     half = paceline.train(spec, tmp_path, show=False)
     longer = build_resumed_spec(half.path, ["train.steps=6"])
     rest = paceline.train(longer, resume=half.path, show=False)
-    ours, theirs = rest.weights(), finished.weights()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert_same_bits(rest, finished)
 
 
 def test_it_predicts_and_is_exported_as_keras_reads_it(finished, tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli.main import main
 from paceline.errors import UserError
 from paceline.io.files import hash_file, write_sealed
 from paceline.runlog.run_dir import KEPT_SUMS
@@ -77,7 +76,7 @@ def test_a_config_that_names_code_is_rejected_by_train_and_plan(values, code, ke
 
 
 @pytest.mark.parametrize(("values", "code", "key"), BAD_CONFIGS[:3])
-def test_so_is_one_that_a_run_kept(values, code, key, run_file, tmp_path, watched, capsys):
+def test_so_is_one_that_a_run_kept(values, code, key, run_file, tmp_path, watched, ask):
     """A stranger's run folder, whose sums are right."""
     listening[0] = False
     run = paceline.train(run_file("llama", **{"train.steps": 1}), tmp_path, show=False).path
@@ -86,11 +85,10 @@ def test_so_is_one_that_a_run_kept(values, code, key, run_file, tmp_path, watche
     edit(kept / "config.json", values)
     files = [file for file in kept.rglob("*") if file.is_file() and file.name != KEPT_SUMS]
     write_sealed(kept / KEPT_SUMS, {str(file.relative_to(kept)): hash_file(file) for file in files})
-    for words in (["predict", str(run), "a text"], ["export", str(run), "--out", str(tmp_path / "out")]):
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        assert end.value.code == 2
-        assert "would load code from elsewhere" in capsys.readouterr().err
+    for words in (["predict", run, "a text"], ["export", run, "--out", tmp_path / "out"]):
+        answer = ask(*words)
+        assert answer.code == 2
+        assert "would load code from elsewhere" in answer.err
     assert not (tmp_path / "out").exists()
     assert watched == []
 

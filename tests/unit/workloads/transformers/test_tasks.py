@@ -8,7 +8,6 @@ import transformers
 import hf_models
 import paceline
 from paceline import train
-from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.runlog.events import read_events
@@ -54,7 +53,7 @@ def run(request, make_spec, tmp_path_factory):
     return train(make_spec(request.param), tmp_path_factory.mktemp("runs"), show=False)
 
 
-def test_it_learns_predicts_and_is_read_back_by_the_library(run, tmp_path):
+def test_it_learns_predicts_and_is_read_back_by_the_library(run, tmp_path, ask):
     assert run.summary.loss_last < 0.8 * run.summary.loss_first
     weights = next(read_events(RunDir(run.path).events_file(0), "start"))["weights"]
     assert weights["left"] == []
@@ -65,9 +64,7 @@ def test_it_learns_predicts_and_is_read_back_by_the_library(run, tmp_path):
         folder = trained.workload.texts.path
         texts = [folder / "dark" / "2.png", folder / "light" / "3.png"]
         assert trained.predict(texts).labels == ["dark", "light"]
-        with pytest.raises(SystemExit) as end:
-            main(["predict", str(run.path), *map(str, texts)])
-        assert end.value.code == 0
+        assert ask("predict", run.path, *texts).code == 0
     elif section.task == "token_classification":
         assert trained.predict(texts)["tags"].tolist() == ["ADJ O NUM O O O"] * 2
     elif section.task == "masked_lm":
@@ -189,18 +186,15 @@ def test_a_tokenizer_without_a_mask_trains_no_masked_model(make_spec, tmp_path):
         ("t5", ("seq2seq_lm", "sequence_classification", "token_classification")),
     ],
 )
-def test_a_plan_names_the_architecture_and_the_tasks_that_it_has(kind, allowed, tmp_path, capsys):
+def test_a_plan_names_the_architecture_and_the_tasks_that_it_has(kind, allowed, tmp_path, ask):
     file = tmp_path / "config.json"
     file.write_text(transformers.CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
-    with pytest.raises(SystemExit) as end:
-        main(["plan", "--hf", str(file), "--cluster", "1xH100"])
-    said = capsys.readouterr().err
-    assert end.value.code == 2
+    command = ("plan", "--hf", file, "--cluster", "1xH100")
+    code, said = (answer := ask(*command)).code, answer.err
+    assert code == 2
     assert f"'{kind}'" in said
     assert [f"model.task={task}" in said for task in TASKS if task != "causal_lm"] == [
         task in allowed for task in TASKS if task != "causal_lm"
     ]
     if allowed:
-        with pytest.raises(SystemExit) as end:
-            main(["plan", "--hf", str(file), "--cluster", "1xH100", f"model.task={allowed[0]}"])
-        assert end.value.code == 0
+        assert ask(*command, f"model.task={allowed[0]}").code == 0

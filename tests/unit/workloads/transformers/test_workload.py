@@ -14,14 +14,13 @@ from safetensors.torch import load_file
 import paceline
 from hf_models import TEXTS
 from paceline import train
-from paceline.cli.main import main
 from paceline.config import build_spec, load
 from paceline.data.corpora.labelled import open_source
 from paceline.errors import UserError
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.checkpoint.reader import find_newest, read_tensors
 from paceline.workload import build_workload
+from results import tensors_of
 
 CLASSIFY = {"model.task": "sequence_classification", "model.match": "some"}
 
@@ -82,11 +81,10 @@ def test_adapters_leave_the_base_as_it_was(adapted, hf):
     def digest(tensor):
         return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
 
-    checkpoint = find_newest(RunDir(adapted.path).checkpoints, print)
-    weights, base = read_tensors(checkpoint), load_file(hf / "llama" / "model.safetensors")
+    weights, base = adapted.weights(), load_file(hf / "llama" / "model.safetensors")
     assert {name: digest(tensor) for name, tensor in base.items()} == {name: digest(weights[name]) for name in base}
     assert {name.rpartition(".")[2] for name in weights.keys() - base.keys()} == {"lora_A", "lora_B"}
-    states = {name.rpartition(".")[0] for name in read_tensors(checkpoint, "optim.")}
+    states = {name.rpartition(".")[0] for name in tensors_of(adapted, "optim.")}
     assert states == weights.keys() - base.keys()
     assert any(weights[name].any() for name in states if name.endswith("lora_B"))
     assert adapted.summary.loss_last < adapted.summary.loss_first
@@ -123,8 +121,7 @@ def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):
     first = train(run_file("llama", **started), tmp_path, show=False)
     shutil.rmtree(tmp_path / "llama")
     for length in (2, 3):
-        paceline.resume(first.path, {"train.steps": length})
-        assert find_newest(RunDir(first.path).checkpoints, print).step == length
+        assert paceline.resume(first.path, {"train.steps": length}).summary.trained.steps == length
 
 
 def test_another_run_begins_with_the_weights_of_a_run(tuned, run_file, tmp_path):
@@ -257,17 +254,16 @@ def test_a_folder_without_safetensors_is_refused(hf, run_file, tmp_path):
         train(run_file("llama", **{"model.init_from": str(tmp_path)}), tmp_path / "runs", show=False)
 
 
-def test_a_config_alone_begins_with_random_weights_and_a_learned_vocabulary(hf, corpus_cache, tmp_path, capsys):
+def test_a_config_alone_begins_with_random_weights_and_a_learned_vocabulary(hf, corpus_cache, tmp_path, ask):
     (tmp_path / "config.json").write_bytes((hf / "llama" / "config.json").read_bytes())
     (tmp_path / "run.yaml").write_text(
         "workload: transformers\nmodel: {config: config.json}\n"
         f"data: {{source: text, path: {hf}/texts.txt, vocab: 280, sequence: 16, cache: {corpus_cache}}}\n"
         "train: {steps: 2, global_batch: 4}\nparallel: {threads: 1}\n"
     )
-    with pytest.raises(SystemExit) as end:
-        main(["train", str(tmp_path / "run.yaml"), "--out", str(tmp_path / "runs")])
-    assert end.value.code == 0
-    assert "learning a vocabulary of 280 tokens" in capsys.readouterr().out
+    answer = ask("train", tmp_path / "run.yaml", "--out", tmp_path / "runs")
+    assert answer.code == 0
+    assert "learning a vocabulary of 280 tokens" in answer.out
     values = (tmp_path / "config.json").read_text().replace('"vocab_size": 300', '"vocab_size": 299')
     (tmp_path / "config.json").write_text(values)
     spec = load(tmp_path / "run.yaml", {"data.tokenizer": str(hf / "llama" / "tokenizer.json")})
