@@ -61,7 +61,10 @@ def sizes_of(values: Values) -> TransformerSizes | None:
         return None
     kind = f"config.json of {values['model_type']}"
     try:
-        sizes = reader({name: value for name, value in values.items() if value is not None})
+        given = {**DEFAULTS.get(values["model_type"], {}), **values}
+        sizes = reader({name: value for name, value in given.items() if value is not None})
+        if sizes is not None and values["model_type"] not in ANY_WIDTH and sizes.width % sizes.heads:
+            raise TypeError(f"a width of {sizes.width} is not a multiple of {sizes.heads} heads")
         if sizes is not None and any(type(n) is float or n < 0 for n in astuple(sizes) if isinstance(n, int | float)):
             raise TypeError("they are not whole numbers")
         return sizes
@@ -77,6 +80,7 @@ def _read_llama(
     qkv_bias: bool = False,
     out_bias: bool = False,
     norms: int = 2,
+    mlp_bias: bool = False,
     head_norms: bool = False,
     fused: bool = False,
 ) -> TransformerSizes:
@@ -89,7 +93,7 @@ def _read_llama(
     if fused:
         ins, ups = (("qkv_proj", width, q + 2 * kv),), (("gate_up_proj", width, 2 * ffn),)
     linear = (*ins, ("o_proj", q, width), *ups, ("down_proj", ffn, width))
-    biases = qkv_bias * (q + 2 * kv) + out_bias * width + (2 * ffn + width) * bool(c.get("mlp_bias"))
+    biases = qkv_bias * (q + 2 * kv) + out_bias * width + (2 * ffn + width) * mlp_bias
     return TransformerSizes(
         *(c["num_hidden_layers"], width, heads, kv_heads, head_width, ffn, vocab),
         gated=True,
@@ -111,6 +115,10 @@ def _weights(linear: tuple[Linear, ...]) -> int:
 def _with_attention_bias(c: Values, **more: Any) -> TransformerSizes:
     biased = bool(c.get("attention_bias", False))
     return _read_llama(c, qkv_bias=biased, out_bias=biased, **more)
+
+
+def _llama(c: Values) -> TransformerSizes:
+    return _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias")))
 
 
 def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) -> TransformerSizes | None:
@@ -170,7 +178,9 @@ GPT2_NAMES = ("c_attn", "c_proj", "c_fc", "c_proj")
 BERT_NAMES = ("query", "key", "value", "dense", "dense", "dense")
 
 
-def _gpt2(c: Values) -> TransformerSizes:
+def _gpt2(c: Values) -> TransformerSizes | None:
+    if c.get("add_cross_attention"):
+        return None
     width, context = c["n_embd"], c["n_positions"]
     sizes = _biased(c, width, c["n_head"], c["n_layer"], c.get("n_inner") or 4 * width, GPT2_NAMES)
     tied = bool(c.get("tie_word_embeddings", True))
@@ -218,8 +228,22 @@ def _distilbert(c: Values) -> TransformerSizes:
 CAUSAL = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite"}
 CAUSAL |= {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt2", "gpt_neox"}
 """Architectures whose tokens meet in causal attention alone, and that take their places from the caller."""
+ANY_WIDTH = CAUSAL - {"llama", "gemma2", "gemma3_text", "gpt2", "gpt_neox"}
+"""Architectures whose width need not be a multiple of the number of heads."""
+DEFAULTS: dict[str, dict[str, int]] = {
+    "mistral": {"num_key_value_heads": 8},
+    "mixtral": {"num_key_value_heads": 8},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen2_moe": {"num_key_value_heads": 16},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256},
+    "gemma2": {"num_key_value_heads": 4, "head_dim": 256},
+    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256},
+}
+"""What the library takes for a key that a file leaves out."""
 READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
-    "llama": _with_attention_bias,
+    "llama": _llama,
     "mistral": _read_llama,
     "qwen2": lambda c: _read_llama(c, qkv_bias=True),
     "qwen3": lambda c: _with_attention_bias(c, head_norms=True),
@@ -227,10 +251,13 @@ READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "gemma2": lambda c: _gemma(c, norms=4),
     "gemma3_text": lambda c: _gemma(c, norms=4, head_norms=True),
     "phi3": lambda c: _read_llama(c, fused=True),
-    "granite": _with_attention_bias,
+    "granite": _llama,
     "mixtral": lambda c: _experts(c, _read_llama(c), "intermediate_size"),
     "qwen2_moe": lambda c: _experts(
-        c, _read_llama(c, qkv_bias=True), "moe_intermediate_size", c["shared_expert_intermediate_size"]
+        c,
+        _read_llama(c, qkv_bias=c.get("qkv_bias", True)),
+        "moe_intermediate_size",
+        c["shared_expert_intermediate_size"],
     ),
     "qwen3_moe": lambda c: _experts(c, _with_attention_bias(c, head_norms=True), "moe_intermediate_size"),
     "olmoe": _olmoe,

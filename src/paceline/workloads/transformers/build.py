@@ -26,6 +26,7 @@ from paceline.workloads.transformers.sections import CONFIG, PREPROCESSOR, TASKS
 UNKEYED = ("layerdrop", "drop_path", "droppath")
 """Parts of the names of probabilities by which whole layers are left out: they are drawn by pass, not by sample."""
 BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")  # though the library calls them causal
+SIZES = ("hidden_size", "num_hidden_layers")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ANY_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast"}
 PREFIX = "base_model.model."
@@ -73,6 +74,16 @@ def build_config(file: ConfigFile) -> Any:
             return kind.from_dict(file.values)
     except Exception as error:  # the library checks values in many ways
         raise invalid_data(f"{file.path}: transformers rejects this config: {describe_error(error)}") from None
+
+
+def build_sized_config(file: ConfigFile) -> Any:
+    """Build the config of a file that gives its sizes; of other names for them the library would take its defaults."""
+    config = build_config(file)
+    for name in SIZES:
+        own = config.attribute_map.get(name, name)
+        if own not in file.values and name not in file.values and own in vars(config):
+            raise invalid_data(f"{file.path}: it has no {own}, so the size of the model is not known", own)
+    return config
 
 
 def find_model_class(config: Any, task: str) -> Any:

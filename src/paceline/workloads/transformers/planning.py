@@ -41,6 +41,10 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
     if sizes is None or (not sizes.causal and model.task == "causal_lm"):
         sizes = _count_sizes(file, model.task, facts.classes)
         assumptions.append(COUNTED.format(file.model_type))
+    if spec.origin("model.task") == DEFAULT and (names := file.values.get("architectures")):
+        assumptions.append(
+            f"{names[0]} is planned as {model.task} of {file.model_type}; change it with  model.task=NAME"
+        )
     if spec.origin("train.precision") == str(model.config):
         assumptions.append(f"{spec.train.precision}, as the config says; change it with  train.precision=fp32")
     drops = model.dropout and model_files.find_dropouts(file.values)
@@ -180,9 +184,9 @@ def _build_blocks(
 
 
 def _build_model(file: ConfigFile, task: str, classes: int) -> Any:
-    from paceline.workloads.transformers.build import build_config, build_transformer
+    from paceline.workloads.transformers.build import build_sized_config, build_transformer
 
-    config = build_config(file)
+    config = build_sized_config(file)
     if classes:
         config.num_labels = classes
     return build_transformer(config, task)

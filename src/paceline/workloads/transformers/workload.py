@@ -120,7 +120,7 @@ class TransformersModel(Workload):
         return model_files.prepare_data(self.spec, verify=False)  # `prepare` has verified it, for all ranks
 
     def _plain_config(self) -> Any:
-        return build.build_config(read_config(self.section, self.kept))
+        return build.build_sized_config(read_config(self.section, self.kept))
 
     @cached_property
     def config(self) -> Any:

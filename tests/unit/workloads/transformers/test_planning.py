@@ -13,8 +13,8 @@ from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan
 from paceline.workload import build_workload, find_repeated_layers
 from paceline.workloads.transformers import lora
-from paceline.workloads.transformers.architectures import READERS, sizes_of
-from paceline.workloads.transformers.build import build_config, build_transformer
+from paceline.workloads.transformers.architectures import DEFAULTS, READERS, sizes_of
+from paceline.workloads.transformers.build import build_config, build_sized_config, build_transformer
 from paceline.workloads.transformers.model_files import ConfigFile, read_config, suggest_settings
 from paceline.workloads.transformers.sections import TASKS
 
@@ -57,6 +57,32 @@ def test_parameters_are_those_of_the_library(kind, tmp_path):
         assert sizes.adapters(4) == sum(p.numel() for p in added)
         seen += 1
     assert seen
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_keys_that_a_file_leaves_out_are_the_library_s(kind, tmp_path):
+    config, _ = saved_config(kind, tmp_path, hidden_size=64, num_attention_heads=32)
+    values = {name: value for name, value in config.to_dict().items() if name not in DEFAULTS[kind]}
+    values |= {"mlp_bias": True, "qkv_bias": False}  # which few of these architectures have
+    model = build_transformer(build_sized_config(ConfigFile(tmp_path / "config.json", values)), "causal_lm")
+    assert sizes_of(values).parameters() == sum(p.numel() for p in model.parameters())
+
+
+def test_a_config_that_is_not_of_its_model_type_is_rejected_or_said(tmp_path):
+    foreign = {"model_type": "opt", "hidden_dim": 48, "num_layers": 3, "n_head": 4, "vocab_size": 97}
+    with pytest.raises(UserError) as told:
+        build_sized_config(ConfigFile(tmp_path / "config.json", foreign))
+    assert (told.value.code, told.value.key) == ("invalid-data", "hidden_size")
+    with pytest.raises(UserError) as told:  # as the library
+        sizes_of({**SIZES, "model_type": "llama", "num_attention_heads": 5})
+    assert told.value.code == "invalid-data"
+    assert sizes_of({**SIZES, "model_type": "qwen3", "num_attention_heads": 5}) is not None
+    assert sizes_of({**SIZES, "model_type": "gpt2", "add_cross_attention": True}) is None
+    _, file = saved_config("llama", tmp_path, architectures=["LlamaForCausalLMEagle3"])
+    model = build_cost_model(
+        build_spec({"workload": "transformers", "model": {"config": str(file)}, "train": {"steps": 1}})
+    )
+    assert [said for said in model.assumptions if "LlamaForCausalLMEagle3" in said]
 
 
 DECODERS = {"d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 3, "num_heads": 4, "num_decoder_layers": 2}
