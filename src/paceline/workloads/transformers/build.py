@@ -89,7 +89,7 @@ def build_sized_config(file: ConfigFile) -> Any:
 def find_model_class(config: Any, task: str) -> Any:
     """Return the library's class; UserError names the tasks that this architecture has, if any."""
     classes = {name: getattr(import_transformers(), row.auto)._model_mapping for name, row in TASKS.items()}
-    possible = [name for name, known in classes.items() if type(config) in known]
+    possible = [name for name, known in classes.items() if _takes(known, config)]
     if getattr(config, "is_encoder_decoder", False) and "causal_lm" in possible:
         possible.remove("causal_lm")  # that would be the decoder alone
     if task in possible:
@@ -98,6 +98,11 @@ def find_model_class(config: Any, task: str) -> Any:
     hint = hint if possible else f"none of {', '.join(TASKS)} fits it"
     message = f"model.task={task}: not supported for the architecture {config.model_type!r}; {hint}"
     raise UserError(message, code="not-supported", key="model.task")
+
+
+def _takes(known: Any, config: Any) -> bool:
+    """Whether one of the library's classes takes a config, and not only the part of it that is about text."""
+    return type(config) in known and isinstance(config, getattr(known[type(config)], "config_class", None) or object)
 
 
 def find_renamed(model: Any, names: Iterable[str]) -> dict[str, str]:

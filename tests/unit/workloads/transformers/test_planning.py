@@ -287,3 +287,6 @@ def test_a_task_that_the_architecture_does_not_have(tmp_path):
     config = build_config(ConfigFile(tmp_path / "config.json", {"model_type": "vit"}))
     with pytest.raises(UserError, match="'vit'"):
         build_transformer(config, "causal_lm")
+    images_and_text = build_config(ConfigFile(tmp_path / "config.json", {"model_type": "llama4"}))
+    with pytest.raises(UserError, match="none of"):  # the library's class is for its text config alone
+        build_transformer(images_and_text, "causal_lm")
