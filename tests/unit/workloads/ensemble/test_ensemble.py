@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.workload import build_workload
@@ -64,20 +63,16 @@ def test_early_stopping_looks_at_rows_of_a_fold_of_its_own(request_values, membe
     assert looked_at.file == request.fit.file
 
 
-def test_it_predicts_rows_each_member_by_its_columns(ensemble_run, tables, tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["predict", str(ensemble_run.path), str(tables[1]), "--out", str(tmp_path / "said.csv")])
-    assert end.value.code == 0
-    accuracy = ensemble_run.metrics["accuracy"]
-    assert f"accuracy {accuracy:.4g}" in capsys.readouterr().out
+def test_it_predicts_rows_each_member_by_its_columns(ensemble_run, tables, tmp_path, ask):
+    said = ask("predict", ensemble_run.path, tables[1], "--out", tmp_path / "said.csv")
+    assert said.code == 0
+    assert f"accuracy {ensemble_run.metrics['accuracy']:.4g}" in said.out
     model = paceline.open(ensemble_run.path)
     rows = [{"size": "3", "noise": "0", "words": "good lovely"}, {"size": "-3", "noise": "0", "words": "poor awful"}]
     assert model.predict(rows).labels == ["yes", "no"]
     with expect_error("unknown-name"):
         model.predict([{"size": "3", "noise": "0"}])
-    with pytest.raises(SystemExit) as end:
-        main(["export", str(ensemble_run.path), "--out", str(tmp_path / "model")])
-    assert end.value.code == 2
+    assert ask("export", ensemble_run.path, "--out", tmp_path / "model").code == 2
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_end(request_values, ensemble_run, tmp_path):

@@ -16,7 +16,7 @@ from synthetic_counts import exact_loss
 
 from paceline.workload import FitEnd
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.fitting.engine import LEAST, AcceleratedEM
+from paceline.workloads.topics.fitting.engine import LEAST
 from paceline.workloads.topics.fitting.least_squares import SweepCounts, find_topics_by_least_squares
 from paceline.workloads.topics.fitting.passes import cut_evenly, make_cpu_pass
 from paceline.workloads.topics.fitting.problem import (
@@ -138,15 +138,24 @@ def planted():
     return rng.poisson(200 * L @ F).astype(np.uint8), L, F
 
 
+def begin(X, k=3, check=1, **options):
+    fit = build_problem(read_counts(X)).begin(k, FitOptions(**{"start": "random", "seed": 1, **options}))
+    fit.check = check
+    return fit
+
+
+def complete(fit):
+    while fit.end is None:
+        fit.step()
+    return fit
+
+
 def test_acceleration_gets_there_sooner_and_lower_or_equal(planted):
-    X, _, _ = planted
     reached = {}
     for accelerate in (True, False):
-        begun = build_problem(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
+        begun = begin(planted[0], tolerance=1e-8, passes=2000)
         begun.accelerate = accelerate
-        while begun.end is None:
-            begun.step()
-        assert begun.converged
+        assert complete(begun).converged
         assert "gain" in begun.end_words()
         reached[accelerate] = (begun.passes, begun.losses[-1])
     assert reached[True][0] < reached[False][0]
@@ -155,8 +164,7 @@ def test_acceleration_gets_there_sooner_and_lower_or_equal(planted):
 
 def test_a_leap_too_far_is_taken_back(planted):
     """A pass that finds a higher loss is not accepted, and the fit goes on from the last image."""
-    X, _, _ = planted
-    fit = build_problem(read_counts(X)).begin(3, FitOptions(start="random", seed=1))
+    fit = begin(planted[0])
     for _ in range(5):
         fit.step()
     L, Ft = (part.clone() for part in fit.result())
@@ -170,13 +178,9 @@ def test_a_leap_too_far_is_taken_back(planted):
 
 
 def test_a_loss_at_every_fifth_pass_is_enough(planted):
-    X, _, _ = planted
     reached = []
     for check in (1, 5):
-        fit = build_problem(read_counts(X)).begin(3, FitOptions(start="random", seed=1, tolerance=1e-8, passes=2000))
-        fit.check = check
-        while fit.end is None:
-            fit.step()
+        fit = complete(begin(planted[0], check=check, tolerance=1e-8, passes=2000))
         assert fit.converged
         assert (np.diff(fit.losses) <= 1e-7 * fit.losses[-1]).all()
         reached.append((fit.final_loss(), fit.passes, len(fit.losses)))
@@ -187,9 +191,7 @@ def test_a_loss_at_every_fifth_pass_is_enough(planted):
 
 
 def test_a_leap_too_far_between_two_losses_is_taken_back_to_the_first(planted):
-    X, _, _ = planted
-    fit = build_problem(read_counts(X)).begin(3, FitOptions(start="random", seed=1))
-    fit.check = 5
+    fit = begin(planted[0], check=5)
     fit.step()
     L, Ft = (part.clone() for part in fit.result())
     for _ in range(4):
@@ -210,8 +212,7 @@ def overshooting():
 
 def test_wherever_it_ends_the_result_is_not_above_a_loss_that_was_kept():
     counts, settings = overshooting()
-    fit, went_back = build_problem(counts).begin(6, FitOptions(**settings, tolerance=0, residual=0, passes=300)), 0
-    fit.check = 5
+    fit, went_back = begin(counts, 6, check=5, **settings, tolerance=0, residual=0, passes=300), 0
     while fit.end is None:
         fit.step()
         ended = copy.deepcopy(fit)
@@ -362,14 +363,10 @@ def test_streamed_is_the_same_as_in_memory(planted, tmp_path):
     X, _, _ = planted
     np.save(tmp_path / "x.npy", X)
     convert(X, tmp_path / "shards", shard_bytes=2000)
-    sources = [X, sp.csr_array(X), tmp_path / "x.npy", tmp_path / "shards"]
     reached = []
-    for source in sources:
-        counts = read_counts(source)
-        begun = build_problem(counts).begin(3, FitOptions(start="least_squares", seed=0, passes=25))
-        while begun.end is None:
-            begun.step()
-        reached.append((begun.losses[-1], begun.result()))
+    for source in (X, sp.csr_array(X), tmp_path / "x.npy", tmp_path / "shards"):
+        fit = complete(begin(source, start="least_squares", seed=0, passes=25))
+        reached.append((fit.losses[-1], fit.result()))
     for loss, (L, Ft) in reached[1:]:
         assert loss == pytest.approx(reached[0][0], rel=1e-6)
         torch.testing.assert_close(L, reached[0][1][0], rtol=1e-3, atol=1e-5)
@@ -406,9 +403,7 @@ def test_no_document_is_left_half_way():
 
 def test_momentum_is_nesterovs():
     """The leaps of an undisturbed fit: 0, then (t - 1) / t' with t' = (1 + sqrt(1 + 4 t^2)) / 2."""
-    counts = read_counts(sp.csr_array(np.eye(6, dtype=int) + 1))
-    fit = build_problem(counts).begin(2, FitOptions(start="random", seed=0, tolerance=0, residual=0, passes=100))
-    assert isinstance(fit, AcceleratedEM)
+    fit = begin(sp.csr_array(np.eye(6, dtype=int) + 1), 2, seed=0, tolerance=0, residual=0, passes=100)
     t, leaps = 1.0, []
     for _ in range(4):
         following = (1 + math.sqrt(1 + 4 * t * t)) / 2

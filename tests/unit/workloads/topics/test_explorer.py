@@ -1,6 +1,7 @@
 """The explorer: what is in the file, and what a person does with it in a real browser."""
 
 import re
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -138,8 +139,9 @@ def test_the_map_puts_like_topics_together_and_none_on_another():
 # ---- in a browser ----
 
 
+@contextmanager
 def opened(browser, path, width=1200, height=900, scheme="light", at="", scripts=True):
-    """The page, and what it complained about."""
+    """The page, which complains about nothing."""
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, java_script_enabled=scripts
     )
@@ -150,7 +152,9 @@ def opened(browser, path, width=1200, height=900, scheme="light", at="", scripts
     shown.goto(path.as_uri() + at)
     if scripts:
         assert shown.evaluate("document.documentElement.dataset.drawn") == "3"
-    return shown, said
+    yield shown
+    assert said == [] or not scripts
+    context.close()
 
 
 def terms_shown(shown):
@@ -159,94 +163,86 @@ def terms_shown(shown):
 
 def test_a_topic_its_terms_and_the_slider(browser, explored):
     X, made, path = explored
-    shown, said = opened(browser, path)
-    largest = int(np.argmax(X.sum(axis=1) @ made.L))
-    assert shown.evaluate("document.documentElement.dataset.shown") == f"topic-{largest}"
-    assert shown.locator("h1").inner_text() == "A <title> & more"
-    other = (largest + 1) % 3
-    shown.locator("#map circle").nth(shown.locator("#list .badge").all_inner_texts().index(str(other))).click()
-    assert shown.evaluate("location.hash") == f"#topic-{other}"
-    shown.locator("#weight").fill("0")
-    expected = [re.sub(r"\s+", " ", text).strip() or "(blank)" for text in made.top_terms(12)[other]]
-    assert terms_shown(shown)[:12] == expected
-    shown.locator("#weight").fill("0.95")
-    assert terms_shown(shown)[:12] != expected
-    shown.locator(".chip").first.click()
-    assert shown.evaluate("location.hash") != f"#topic-{other}"
-    shown.go_back()
-    assert shown.evaluate("document.documentElement.dataset.shown") == f"topic-{other}"
-    assert said == []
-    shown.context.close()
+    with opened(browser, path) as shown:
+        largest = int(np.argmax(X.sum(axis=1) @ made.L))
+        assert shown.evaluate("document.documentElement.dataset.shown") == f"topic-{largest}"
+        assert shown.locator("h1").inner_text() == "A <title> & more"
+        other = (largest + 1) % 3
+        shown.locator("#map circle").nth(shown.locator("#list .badge").all_inner_texts().index(str(other))).click()
+        assert shown.evaluate("location.hash") == f"#topic-{other}"
+        shown.locator("#weight").fill("0")
+        expected = [re.sub(r"\s+", " ", text).strip() or "(blank)" for text in made.top_terms(12)[other]]
+        assert terms_shown(shown)[:12] == expected
+        shown.locator("#weight").fill("0.95")
+        assert terms_shown(shown)[:12] != expected
+        shown.locator(".chip").first.click()
+        assert shown.evaluate("location.hash") != f"#topic-{other}"
+        shown.go_back()
+        assert shown.evaluate("document.documentElement.dataset.shown") == f"topic-{other}"
 
 
 def test_texts_are_harmless_in_the_page(browser, explored):
-    shown, said = opened(browser, explored[2])
-    for topic in range(3):
-        shown.locator("#list .topic").nth(topic).click()
-    shown.locator("#find").fill("<")
-    assert shown.locator("#found button").count() >= 4
-    shown.locator("#found button").first.click()
-    assert shown.locator("#evil, img, #chosen svg").count() == 0
-    assert said == []
-    shown.context.close()
+    with opened(browser, explored[2]) as shown:
+        for topic in range(3):
+            shown.locator("#list .topic").nth(topic).click()
+        shown.locator("#find").fill("<")
+        assert shown.locator("#found button").count() >= 4
+        shown.locator("#found button").first.click()
+        assert shown.locator("#evil, img, #chosen svg").count() == 0
 
 
 def test_search_and_the_views_of_a_term_and_a_document(browser, explored):
     _, made, path = explored
-    shown, said = opened(browser, path)
-    shown.locator("#find").fill("WORD20")
-    shown.keyboard.press("Enter")
-    assert shown.locator("#chosen h2").inner_text() == "word20"
-    assert shown.locator("#chosen .bar .badge").first.inner_text() == str(made.F[:, 20].argmax())
-    shown.locator("#find").fill("paper 33")
-    shown.locator("#found button").first.click()
-    assert shown.locator("#chosen h2").inner_text() == "paper 33"
-    assert "80 words" in shown.locator("#chosen .told").inner_text()
-    assert shown.locator("#chosen .bar .badge").first.inner_text() == str(made.L[33].argmax())
-    assert shown.locator("#found").is_hidden()
-    shown.locator("#find").fill("nothing like it")
-    assert "no term" in shown.locator("#found").inner_text()
-    shown.locator(".back").click()
-    shown.locator("#list").focus()
-    before = shown.evaluate("document.documentElement.dataset.shown")
-    shown.keyboard.press("ArrowDown")
-    assert shown.evaluate("document.documentElement.dataset.shown") != before
-    assert said == []
-    shown.context.close()
+    with opened(browser, path) as shown:
+        shown.locator("#find").fill("WORD20")
+        shown.keyboard.press("Enter")
+        assert shown.locator("#chosen h2").inner_text() == "word20"
+        assert shown.locator("#chosen .bar .badge").first.inner_text() == str(made.F[:, 20].argmax())
+        shown.locator("#find").fill("paper 33")
+        shown.locator("#found button").first.click()
+        assert shown.locator("#chosen h2").inner_text() == "paper 33"
+        assert "80 words" in shown.locator("#chosen .told").inner_text()
+        assert shown.locator("#chosen .bar .badge").first.inner_text() == str(made.L[33].argmax())
+        assert shown.locator("#found").is_hidden()
+        shown.locator("#find").fill("nothing like it")
+        assert "no term" in shown.locator("#found").inner_text()
+        shown.locator(".back").click()
+        shown.locator("#list").focus()
+        before = shown.evaluate("document.documentElement.dataset.shown")
+        shown.keyboard.press("ArrowDown")
+        assert shown.evaluate("document.documentElement.dataset.shown") != before
 
 
 def test_dark_phone_and_print(browser, explored):
-    shown, said = opened(browser, explored[2], width=390, height=800, scheme="dark", at="#document-3")
-    back = "getComputedStyle(document.body).backgroundColor"
-    assert shown.evaluate(back) == "rgb(11, 17, 32)"
-    for at in ("#topic-1", "#term-0", "#document-3"):
-        shown.evaluate(f"location.hash = '{at}'")
-        assert shown.evaluate("document.documentElement.scrollWidth") <= 390
-    colours = """() => { const canvas = document.querySelector("canvas");
-      const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-      return new Set(Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 3).join())).size; }"""
-    assert shown.evaluate(colours) >= 3
-    shown.locator("#theme").click()
-    assert shown.evaluate(back) == "rgb(248, 250, 252)"
-    shown.locator("#theme").click()
-    shown.emulate_media(media="print")
-    for _ in range(100):  # the page forbids what a waiting function of the driver would do
-        if shown.evaluate("document.documentElement.dataset.theme") == "light":
-            break
-        shown.wait_for_timeout(20)
-    assert shown.evaluate(back) == "rgb(255, 255, 255)"
-    assert shown.locator("#table tbody tr").count() == 3
-    assert shown.locator("#table").is_visible()
-    assert shown.pdf(format="A4").startswith(b"%PDF")
-    assert said == []
-    shown.context.close()
+    with opened(browser, explored[2], width=390, height=800, scheme="dark", at="#document-3") as shown:
+        back = "getComputedStyle(document.body).backgroundColor"
+        assert shown.evaluate(back) == "rgb(11, 17, 32)"
+        for at in ("#topic-1", "#term-0", "#document-3"):
+            shown.evaluate(f"location.hash = '{at}'")
+            assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+        colours = """() => { const canvas = document.querySelector("canvas");
+          const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+          const pixels = Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 3).join());
+          return new Set(pixels).size; }"""
+        assert shown.evaluate(colours) >= 3
+        shown.locator("#theme").click()
+        assert shown.evaluate(back) == "rgb(248, 250, 252)"
+        shown.locator("#theme").click()
+        shown.emulate_media(media="print")
+        for _ in range(100):  # the page forbids what a waiting function of the driver would do
+            if shown.evaluate("document.documentElement.dataset.theme") == "light":
+                break
+            shown.wait_for_timeout(20)
+        assert shown.evaluate(back) == "rgb(255, 255, 255)"
+        assert shown.locator("#table tbody tr").count() == 3
+        assert shown.locator("#table").is_visible()
+        assert shown.pdf(format="A4").startswith(b"%PDF")
 
 
 def test_without_scripts_there_is_a_table(browser, explored):
-    shown, _ = opened(browser, explored[2], scripts=False)
-    assert shown.locator("#table").is_visible()
-    assert not shown.locator("#map").is_visible()
-    shown.context.close()
+    with opened(browser, explored[2], scripts=False) as shown:
+        assert shown.locator("#table").is_visible()
+        assert not shown.locator("#map").is_visible()
 
 
 def test_texts_are_shown_as_they_begin_and_are_harmless():

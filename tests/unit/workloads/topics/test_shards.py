@@ -20,7 +20,7 @@ from synthetic_counts import zipf_documents
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.topics.counts.matrices import Counts, Csr, to_dense
 from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
-from paceline.workloads.topics.files import shard_format
+from paceline.workloads.topics.files import shards
 from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.shards import read_shards, write_shards
 from results import expect_error
@@ -229,7 +229,7 @@ def test_no_space(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(shard_format, "_write_array", full)
+    monkeypatch.setattr(shards, "_write_array", full)
     with pytest.raises(RunFailed, match="the disk is full"):
         convert(X, tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
