@@ -8,7 +8,6 @@ import textwrap
 import pytest
 import torch
 
-from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.trials.check import TOLERANCE, compare_weights
 from paceline.trials.layout_causes import LayoutCause, find_layout_causes
@@ -138,14 +137,13 @@ def test_groups_and_keys_leave_no_cause(own):
     assert not find_layout_causes(own("Keyed", batchnorm_group="auto"))
 
 
-def test_a_check_that_fails_names_the_cause(own, tmp_path, capsys):
+def test_a_check_that_fails_names_the_cause(own, tmp_path, ask):
     file = tmp_path / "run.yaml"
     train = "{global_batch: 12, batchnorm_group: as_is}"
     file.write_text(f"workload: {own('BatchNorm').workload}\ntrain: {train}\nparallel: {{threads: 1}}\n")
-    with pytest.raises(SystemExit) as left:
-        main(["check", str(file), "--ranks", "1", "--accumulate", "1,3", "--steps", "2"])
-    assert left.value.code == 1
-    assert "\n  cause: middle.0 (BatchNorm1d): statistics over the samples of one pass" in capsys.readouterr().err
+    answer = ask("check", file, "--ranks", 1, "--accumulate", "1,3", "--steps", 2)
+    assert answer.code == 1
+    assert "\n  cause: middle.0 (BatchNorm1d): statistics over the samples of one pass" in answer.err
 
 
 def test_trying_out_leaves_the_generators_as_they_were(own):

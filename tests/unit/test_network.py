@@ -2,10 +2,6 @@
 
 import sys
 
-import pytest
-
-from paceline.cli.main import main
-
 ASKED = []
 RUN = """
 name: r
@@ -23,7 +19,7 @@ def note(event, arguments):
         ASKED.append((event, *arguments[1:]))
 
 
-def test_a_run_from_plan_to_report_asks_no_network(tmp_path, monkeypatch, capsys):
+def test_a_run_from_plan_to_report_asks_no_network(tmp_path, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"some words {i},{i % 2}\n" for i in range(40)))
@@ -31,9 +27,8 @@ def test_a_run_from_plan_to_report_asks_no_network(tmp_path, monkeypatch, capsys
     listening[0] = True
     try:
         for words in [*VERBS, "export runs/r --out weights.safetensors", "report runs/r --out report"]:
-            with pytest.raises(SystemExit) as left:
-                main(words.split())
-            assert left.value.code == 0, capsys.readouterr().err
+            answer = ask(words)
+            assert answer.code == 0, answer.err
     finally:
         listening[0] = False
     assert ASKED == []

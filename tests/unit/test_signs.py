@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hostile_pages import PAGES, UNSEEN
-from paceline.cli import main
 from paceline.io.escape import HIDDEN, escape_cell, escape_hidden, escape_values
 from paceline.io.files import print_json
 from paceline.io.html_page import dump_page_data
@@ -99,7 +98,7 @@ def test_all_that_was_read_is_seen_in_the_other_forms_of_a_report(tmp_path):
     assert r"\textbackslash{}u202e" in (made / "report.tex").read_text()
 
 
-def test_all_that_was_read_is_seen_on_the_terminal(tmp_path, capsys):
+def test_all_that_was_read_is_seen_on_the_terminal(tmp_path, ask):
     run = make_run(tmp_path / f"runs{UNSEEN}", "made", 2, steps=8)
     run = run.rename(run.with_name(f"made{UNSEEN}"))
     with EventWriter(run / "events" / "rank0.jsonl") as events:
@@ -110,24 +109,23 @@ def test_all_that_was_read_is_seen_on_the_terminal(tmp_path, capsys):
     (run.parent / f"other{UNSEEN}").mkdir()
     (run.parent / f"other{UNSEEN}" / "spec.yaml").write_text("name: [")
     asked = (
-        ["watch", str(run), "--once"],
-        ["watch", str(run), "--once", "--json"],
-        ["explain", str(run / "spec.yaml"), f"train.lr{UNSEEN}=1"],
+        ["watch", run, "--once"],
+        ["watch", run, "--once", "--json"],
+        ["explain", run / "spec.yaml", f"train.lr{UNSEEN}=1"],
         ["keys", UNSEEN],
-        ["runs", str(run.parent)],
-        ["runs", str(run.parent), "--json"],
-        ["report", str(run), "--out", str(tmp_path / f"report{UNSEEN}")],
-        ["jobs", str(run.parent)],
+        ["runs", run.parent],
+        ["runs", run.parent, "--json"],
+        ["report", run, "--out", tmp_path / f"report{UNSEEN}"],
+        ["jobs", run.parent],
         ["train", f"{UNSEEN}.yaml"],
-        ["plan", str(run), "--cluster", UNSEEN],
+        ["plan", run, "--cluster", UNSEEN],
     )
     for words in asked:
-        with pytest.raises(SystemExit) as left:
-            main.main(words)
-        out, err = capsys.readouterr()
-        assert left.value.code in (0, 2), err
-        assert "202e" in out + err, words
-        assert escape_hidden(out + err) == out + err, words
+        answer = ask(*words)
+        text = answer.out + answer.err
+        assert answer.code in (0, 2), answer.err
+        assert "202e" in text, words
+        assert escape_hidden(text) == text, words
 
 
 def test_nothing_is_printed_around_it():

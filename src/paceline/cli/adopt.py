@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-from typing import Any
 
 from paceline.convert.adopt import Adopted, adopt
 from paceline.convert.draft import ConvertedKey
@@ -10,6 +9,7 @@ from paceline.convert.rules import Outcome, is_off
 from paceline.io.arguments import option_error
 from paceline.io.escape import to_one_line
 from paceline.io.files import print_json
+from paceline.io.table import Table
 from paceline.io.terminal import build_console
 
 MAX_VALUE_CHARS = 40
@@ -30,12 +30,8 @@ def run_adopt(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def build_adopt_table(adopted: Adopted) -> Any:
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for head in ("key", "value", "became", "in the run file"):
-        shown.add_column(head, overflow="fold")
+def build_adopt_table(adopted: Adopted) -> Table:
+    shown = Table("key", "value", "became", "in the run file", left=4)
     source = ""
     for row in adopted.rows:
         if _asks_for_nothing(row):

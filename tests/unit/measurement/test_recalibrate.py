@@ -6,7 +6,6 @@ import socket
 
 import pytest
 
-from paceline.cli.main import main
 from paceline.errors import UserError
 from paceline.io.files import read_json, write_json
 from paceline.measurement.recalibration import update_calibration
@@ -79,18 +78,16 @@ def test_the_nearest_row_that_says_something_counts():
     assert Correction("m", "d", (RankCorrection(1, 1.5, None),)).at(4) == (1.5, 1.0)
 
 
-def test_the_command_and_what_a_plan_says_of_it(measured, file, capsys, tmp_path):
+def test_the_command_and_what_a_plan_says_of_it(measured, file, ask, tmp_path):
     spec = measured / "1-rank-1" / "spec.yaml"
     for words, code in (
         (["calibrate", "--from", measured, "--out", file], 0),
         (["plan", spec, "--calibration", file], 0),
         (["calibrate", "--from", measured, "--out", tmp_path / "none.json"], 2),
     ):
-        with pytest.raises(SystemExit) as done:
-            main([str(word) for word in words])
-        out, error = capsys.readouterr()
-        assert (done.value.code, error.count("\n")) == (code, code // 2), error
-        assert ("corrected by" in out) == (code == 0)
+        answer = ask(*words)
+        assert (answer.code, answer.err.count("\n")) == (code, code // 2), answer.err
+        assert ("corrected by" in answer.out) == (code == 0)
 
 
 def test_what_cannot_be(measured, file, tmp_path):
