@@ -1,4 +1,4 @@
 """The verb `doctor`: check a machine, or all nodes of a job, for what makes runs fail or slow.
 
-Imports config, data, errors, hardware, io, launch, layout, measurement, planner, runlog, workload.
+Imports config, data, errors, hardware, io, launch, layout, planner, runlog, workload.
 """

@@ -13,6 +13,7 @@ from paceline.diagnostics.results import CheckContext, CheckResult, Health
 from paceline.hardware.catalogue import match_driver_name
 from paceline.io.format import number, size
 from paceline.planner.calibration.calibrate import time_stretches
+from paceline.runlog.machine import find_device_handles, load_nvml
 
 FREE_SHARE = 0.9
 MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
@@ -96,8 +97,6 @@ def judge_rate(
 
 def check_throttling(context: CheckContext, flops_s: Mapping[int, float]) -> Iterator[CheckResult]:
     """Ask the driver for clocks, heat and memory errors while each device multiplies at its measured rate."""
-    from paceline.measurement.progress import find_device_handles, load_nvml
-
     if not flops_s:
         return
     nvml = load_nvml()

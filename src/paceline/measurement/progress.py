@@ -6,7 +6,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -19,7 +19,7 @@ from paceline.io.files import catch_damage, from_flat, read_json, to_flat, valid
 from paceline.measurement.result import FORMAT, Measurement
 from paceline.measurement.rows import BatchLayout, FailedRow, MeasuredRow, combine_repeats, drop_failed
 from paceline.measurement.run_times import RunTimes
-from paceline.runlog.machine import describe_environment
+from paceline.runlog.machine import describe_environment, find_device_handles, load_nvml, read_device_usage
 from paceline.runlog.run_dir import RunDir
 from paceline.trials.runner import check_same_request, interleave_repeats, run_trials
 from paceline.workload import LogFn
@@ -51,9 +51,7 @@ class UsageSampler:
         self._thread.join()
 
     def between(self, begin: float, end: float) -> dict[str, float]:
-        taken = [values for t, values in self._samples if begin <= t <= end]
-        by_name = {name: [v[name] for v in taken if name in v] for name in (taken[-1] if taken else {})}
-        return {name: max(vs) if name in PEAKS else math.fsum(vs) / len(vs) for name, vs in by_name.items()}
+        return _combine([values for t, values in self._samples if begin <= t <= end])
 
     def _sample(self) -> None:
         import psutil
@@ -66,36 +64,15 @@ class UsageSampler:
             self._samples.append((time(), values | self._sample_devices()))
 
     def _sample_devices(self) -> dict[str, float]:
-        shares, used = [], []
-        for device in self._devices:
-            with suppress(self._nvml.NVMLError):
-                shares.append(self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
-            with suppress(self._nvml.NVMLError):
-                used.append(float(self._nvml.nvmlDeviceGetMemoryInfo(device).used))
-        share = {"device_share": sum(shares) / len(shares)} if shares else {}
-        return share | ({"device_bytes": max(used)} if used else {})
+        found = _combine([read_device_usage(self._nvml, device) for device in self._devices])
+        return {name: found[name] for name in ("device_share", "device_bytes") if name in found}
 
 
-def load_nvml() -> Any:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:
-        return None
-    return pynvml
-
-
-def find_device_handles(nvml: Any, ranks: int, environ: Mapping[str, str]) -> list[Any]:
-    """Return the devices of so many ranks: the first of those that CUDA can see. NVML itself sees all."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    handles: list[Any] = []
-    with suppress(nvml.NVMLError, ValueError):
-        names = visible.split(",") if visible is not None else list(map(str, range(nvml.nvmlDeviceGetCount())))
-        for name in map(str.strip, names[:ranks]):
-            by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
-            handles.append(by_index(int(name)) if name.isdigit() else by_uuid(name))
-    return handles
+def _combine(samples: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the highest of the bytes in use, and the mean of every other value."""
+    names = dict.fromkeys(name for values in samples for name in values)
+    by_name = {name: [values[name] for values in samples if name in values] for name in names}
+    return {name: max(vs) if name in PEAKS else math.fsum(vs) / len(vs) for name, vs in by_name.items()}
 
 
 MeasureState: TypeAlias = dict[str, Any]

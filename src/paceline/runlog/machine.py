@@ -106,6 +106,43 @@ INFINIBAND = Path("/sys/class/infiniband")
 WORD_BYTES = 4  # unit of InfiniBand's traffic counters
 
 
+def load_nvml() -> Any:
+    """Return nvidia-ml-py; None if it is not installed, or has no driver to ask."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:
+        return None
+    return pynvml
+
+
+def find_device_handles(nvml: Any, ranks: int, environ: Mapping[str, str]) -> list[Any]:
+    """Return the devices of so many ranks: the first of those that CUDA can see. NVML itself sees all."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    handles: list[Any] = []
+    with suppress(nvml.NVMLError, ValueError):
+        names = visible.split(",") if visible is not None else list(map(str, range(nvml.nvmlDeviceGetCount())))
+        for name in map(str.strip, names[:ranks]):
+            by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+            handles.append(by_index(int(name)) if name.isdigit() else by_uuid(name))
+    return handles
+
+
+def read_device_usage(nvml: Any, device: Any) -> dict[str, float]:
+    """Return how much of a device is in use, as far as its driver tells."""
+    usage: dict[str, float] = {}
+    reads: dict[str, Callable[[], float]] = {
+        "device_share": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
+        "device_watts": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
+        "device_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(device).used),
+    }
+    for name, read in reads.items():
+        with suppress(nvml.NVMLError, AttributeError):
+            usage[name] = read()
+    return usage
+
+
 class RankUsage:
     """Sample what a rank uses of its device, cores, memory and network, at most every few seconds."""
 
@@ -117,19 +154,15 @@ class RankUsage:
         self._counted: dict[str, float] = {}
         if nvml is not None:
             with suppress(Exception):
-                nvml.nvmlInit()
                 self._device = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
     @classmethod
     def of(cls, device: Any) -> "RankUsage":
         """Watch a torch device and this process."""
-        if device.type != "cuda":
-            return cls()
-        with suppress(Exception):
-            import pynvml
+        if device.type == "cuda" and (nvml := load_nvml()) is not None:
             import torch
 
-            return cls(str(torch.cuda.get_device_properties(device).uuid), pynvml)
+            return cls(str(getattr(torch.cuda.get_device_properties(device), "uuid", "")), nvml)
         return cls()
 
     def now(self) -> dict[str, float]:
@@ -138,7 +171,7 @@ class RankUsage:
         if since_s < EVERY_S:
             return {}
         self._asked += since_s
-        found = self._read_device()
+        found = {} if self._device is None else read_device_usage(self._nvml, self._device)
         import psutil
 
         with suppress(psutil.Error, OSError):
@@ -148,19 +181,6 @@ class RankUsage:
             found |= {name: (value - self._counted[name]) / since_s for name, value in counted.items()}
         self._counted = counted
         return found
-
-    def _read_device(self) -> dict[str, float]:
-        usage: dict[str, float] = {}
-        device, nvml = self._device, self._nvml
-        reads: dict[str, Callable[[], float]] = {
-            "device_share": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
-            "device_watts": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
-            "device_bytes": lambda: float(nvml.nvmlDeviceGetMemoryInfo(device).used),
-        }
-        for name, read in reads.items() if device is not None else ():
-            with suppress(nvml.NVMLError):
-                usage[name] = read()
-        return usage
 
 
 def count_network_bytes(environ: Mapping[str, str], infiniband: Path = INFINIBAND) -> float:

@@ -8,13 +8,14 @@ import pytest
 from paceline.config import build_spec
 from paceline.hardware.catalogue import load_catalogue, match_driver_name
 from paceline.measurement import progress
-from paceline.measurement.progress import UsageSampler, find_device_handles, select_usage
+from paceline.measurement.progress import UsageSampler, select_usage
 from paceline.measurement.result import add_mfu, compare_with_plan
 from paceline.measurement.rows import MeasuredRow, Resources
 from paceline.measurement.run_times import StepParts, find_cuda_device
 from paceline.measurement.tables import build_devices_table
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan
+from paceline.runlog.machine import find_device_handles
 from results import render_text
 
 NAMES = {

@@ -17,9 +17,6 @@ class Driver:
     class NVMLError(Exception):
         pass
 
-    def nvmlInit(self):
-        pass
-
     def nvmlDeviceGetHandleByUUID(self, uuid):
         assert uuid == "GPU-1234"
         return uuid
