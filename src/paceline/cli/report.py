@@ -1,7 +1,7 @@
 """The commands `report`, `watch` and `runs`."""
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from paceline.io.terminal import build_console, print_text, warn
 from paceline.reports.report import RunRow, build_experiments_table, build_runs_table
 from paceline.reports.run_view import Experiments, compare_experiments, describe_other_keys, read_run_view
 from paceline.runlog.run_dir import RunDir, find_runs
-from paceline.runlog.summary import Summary, read_summary
+from paceline.runlog.summary import read_summary
 
 MAX_DRAWN = 500  # runs; more are listed in plain lines, which are printed at once
 
@@ -44,74 +44,55 @@ def run_watch(arguments: argparse.Namespace) -> int:
     return watch(find_run(arguments.run).path, once=arguments.once, as_json=arguments.json, **shown)
 
 
-@dataclass(frozen=True)
-class ListedRun:
-    """A run in one line."""
-
-    run: RunDir
-    workload: str
-    summary: Summary | None
-    problem: str = ""
-    """Why it cannot be read."""
-
-    @property
-    def status(self) -> str:
-        return self.summary.status if self.summary else "not finished"
-
-    def to_json(self) -> dict[str, Any]:
-        facts = {"path": str(self.run.path), "name": self.run.name, "workload": self.workload}
-        ended = to_flat(self.summary) if self.summary else {"metrics": {}}
-        names = ("ranks", "steps", "samples", "seconds", "loss_last", "metrics", "best")
-        return {**facts, "status": self.problem or self.status, **{name: ended.get(name) for name in names}}
-
-
-def list_runs(folder: Path) -> list[ListedRun]:
+def list_runs(folder: Path) -> list[RunRow]:
     """Read the runs of a folder, or the run that it is; those that cannot be read have a problem."""
-    found = []
-    for run in [RunDir(folder)] if (folder / "spec.yaml").is_file() else find_runs(folder):
-        try:
-            summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
-            found.append(ListedRun(run, run.recorded_workload(), summary))
-        except UserError as error:
-            found.append(ListedRun(run, "?", None, " ".join(str(error).split())))
+    found: list[RunRow] = []
+    if folder.is_dir():
+        for run in [RunDir(folder)] if (folder / "spec.yaml").is_file() else find_runs(folder):
+            try:
+                summary = read_summary(run.summary_file) if run.summary_file.is_file() else None
+                status, workload = summary.status if summary else "not finished", run.recorded_workload()
+                found.append(RunRow(run.name, status, summary, path=run.path, workload=workload))
+            except UserError as error:
+                problem = " ".join(str(error).split())
+                found.append(RunRow(run.name, "cannot be read", None, path=run.path, workload="?", problem=problem))
+    if not found:
+        missing = "has no runs" if folder.is_dir() else "does not exist"
+        message = f"{folder} {missing}; name the folder of  paceline train, as in  paceline runs runs"
+        raise UserError(message, code="not-found", key=str(folder))
     return found
+
+
+def _dump_run(row: RunRow) -> dict[str, Any]:
+    facts = {"path": str(row.path), "name": row.name, "workload": row.workload, "status": row.problem or row.status}
+    ended = to_flat(row.summary) if row.summary else {"metrics": {}}
+    names = ("ranks", "steps", "samples", "seconds", "loss_last", "metrics", "best")
+    return {**facts, **{name: ended.get(name) for name in names}}
 
 
 def run_runs(arguments: argparse.Namespace) -> int:
     console = build_console()
     folders = arguments.folders or [Path("runs")]
-    found = [listed for folder in folders for listed in _require_runs(folder)]
+    found = [row for folder in folders for row in list_runs(folder)]
     compare = arguments.compare or (len(folders) > 1 and all((f / "spec.yaml").is_file() for f in folders))
     if compare and len(found) > 1:
-        views = [
-            read_run_view(listed.run.path) for listed in found if not listed.problem and listed.summary is not None
-        ]
+        views = [read_run_view(row.path) for row in found if row.summary is not None]
         if len(views) < 2:
             raise UserError(f"{len(views)} of these runs ended, and a comparison needs two", code="invalid-request")
         return _print_comparison(compare_experiments(views), arguments.json, console)
     if arguments.json:
-        print_json([listed.to_json() for listed in found])
+        print_json([_dump_run(row) for row in found])
         return 0
-    rows = [RunRow(run.run.name, "cannot be read" if run.problem else run.status, run.summary) for run in found]
-    workloads = [listed.workload.rpartition("/")[2] for listed in found]
-    table = build_runs_table(rows, {"workload": workloads} if len(set(workloads)) > 1 else {})
+    workloads = [row.workload.rpartition("/")[2] for row in found]
+    table = build_runs_table(found, {"workload": workloads} if len(set(workloads)) > 1 else {})
     if len(found) > MAX_DRAWN:
         print_text("\n".join(table.to_lines()))
     else:
         console.print(table)
-    for listed in found:
-        if listed.problem:
-            warn(f"paceline: {listed.run.path}: {listed.problem}")
+    for row in found:
+        if row.problem:
+            warn(f"paceline: {row.path}: {row.problem}")
     return 0
-
-
-def _require_runs(folder: Path) -> list[ListedRun]:
-    found = list_runs(folder) if folder.is_dir() else []
-    if not found:
-        problem = "has no runs" if folder.is_dir() else "does not exist"
-        message = f"{folder} {problem}; name the folder of  paceline train, as in  paceline runs runs"
-        raise UserError(message, code="not-found", key=str(folder))
-    return found
 
 
 def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:

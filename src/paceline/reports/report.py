@@ -76,6 +76,10 @@ class RunRow(NamedTuple):
     summary: Summary | None
     last_loss: float | None = None
     """Of a run that has not ended."""
+    path: Path = Path()
+    workload: str = ""
+    problem: str = ""
+    """Why it cannot be read."""
 
 
 def build_runs_table(
