@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 
@@ -20,8 +21,9 @@ def made(tmp_path_factory):
     return report([folder], tmp_path_factory.mktemp("report"))
 
 
+@contextmanager
 def opened(browser, made, width=1100, height=900, scheme="light"):
-    """The page, and what it complained about."""
+    """The page, which must not complain about anything."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
     context.set_default_timeout(PATIENCE_MS)
     page, said = context.new_page(), []
@@ -30,7 +32,9 @@ def opened(browser, made, width=1100, height=900, scheme="light"):
     page.on("requestfailed", lambda request: said.append(request.url))
     page.goto(made.page.as_uri())
     page.wait_for_selector(f"html[data-drawn='{CHARTS}']")
-    return page, said
+    yield page
+    context.close()
+    assert said == []
 
 
 COLOURS = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
@@ -51,65 +55,55 @@ BACK = "() => getComputedStyle(document.body).backgroundColor"
 
 
 def test_charts_are_drawn_without_a_complaint(browser, made):
-    page, said = opened(browser, made)
-    assert said == []
-    assert page.locator("canvas").count() == CHARTS
-    assert all(colours > 20 for colours in page.evaluate(COLOURS))
-    assert page.locator("#verdict .first").inner_text() == made.contents.verdict[0]
-    assert page.locator("tr.chosen").count() >= 3
-    page.context.close()
+    with opened(browser, made) as page:
+        assert page.locator("canvas").count() == CHARTS
+        assert all(colours > 20 for colours in page.evaluate(COLOURS))
+        assert page.locator("#verdict .first").inner_text() == made.contents.verdict[0]
+        assert page.locator("tr.chosen").count() >= 3
 
 
 def test_a_point_tells_its_file_and_line(browser, made):
-    page, said = opened(browser, made)
-    told = page.evaluate(
-        """() => {
-          const chart = Chart.getChart(document.querySelector('canvas[data-exhibit="loss"]'));
-          chart.tooltip.setActiveElements([{ datasetIndex: 0, index: 3 }], { x: 10, y: 10 });
-          chart.update();
-          return chart.tooltip.body[0].after[0];
-        }"""
-    )
-    assert "events/rank0.jsonl line 5" in told
-    assert said == []
-    page.context.close()
+    with opened(browser, made) as page:
+        told = page.evaluate(
+            """() => {
+              const chart = Chart.getChart(document.querySelector('canvas[data-exhibit="loss"]'));
+              chart.tooltip.setActiveElements([{ datasetIndex: 0, index: 3 }], { x: 10, y: 10 });
+              chart.update();
+              return chart.tooltip.body[0].after[0];
+            }"""
+        )
+        assert "events/rank0.jsonl line 5" in told
 
 
 def test_dark_and_back(browser, made):
-    page, said = opened(browser, made, scheme="dark")
-    dark = page.evaluate(BACK)
-    page.locator("#theme").click()
-    light = page.evaluate(BACK)
-    assert (dark, light) == ("rgb(11, 17, 32)", "rgb(248, 250, 252)")
-    assert all(colours > 20 for colours in page.evaluate(COLOURS))
-    assert said == []
-    page.context.close()
+    with opened(browser, made, scheme="dark") as page:
+        dark = page.evaluate(BACK)
+        page.locator("#theme").click()
+        light = page.evaluate(BACK)
+        assert (dark, light) == ("rgb(11, 17, 32)", "rgb(248, 250, 252)")
+        assert all(colours > 20 for colours in page.evaluate(COLOURS))
 
 
 def test_on_a_phone_nothing_sticks_out(browser, made):
-    page, said = opened(browser, made, width=360, height=740)
-    inside, window = page.evaluate(WIDTHS)
-    assert inside <= window
-    assert all(colours > 20 for colours in page.evaluate(COLOURS))
-    assert said == []
-    page.context.close()
+    with opened(browser, made, width=360, height=740) as page:
+        inside, window = page.evaluate(WIDTHS)
+        assert inside <= window
+        assert all(colours > 20 for colours in page.evaluate(COLOURS))
 
 
 def test_print_is_light_and_complete(browser, made, tmp_path):
-    page, said = opened(browser, made, scheme="dark")
-    page.emulate_media(media="print")
-    page.wait_for_selector("html[data-theme='light']")
-    assert page.evaluate(INSIDE) == [True] * CHARTS  # not over what comes after them
-    assert page.locator("summary:visible").count() == 0
-    printed = page.pdf(format="A4")
-    assert printed.startswith(b"%PDF")
-    assert len(printed) > 20_000
-    page.emulate_media(media="screen")
-    page.wait_for_selector("html[data-theme='dark']")
-    assert page.locator("details[open]").count() == 0
-    assert page.evaluate(INSIDE) == [True] * CHARTS
-    assert said == []
-    page.context.close()
+    with opened(browser, made, scheme="dark") as page:
+        page.emulate_media(media="print")
+        page.wait_for_selector("html[data-theme='light']")
+        assert page.evaluate(INSIDE) == [True] * CHARTS  # not over what comes after them
+        assert page.locator("summary:visible").count() == 0
+        printed = page.pdf(format="A4")
+        assert printed.startswith(b"%PDF")
+        assert len(printed) > 20_000
+        page.emulate_media(media="screen")
+        page.wait_for_selector("html[data-theme='dark']")
+        assert page.locator("details[open]").count() == 0
+        assert page.evaluate(INSIDE) == [True] * CHARTS
 
 
 def test_the_article_compiles(made, tmp_path):
