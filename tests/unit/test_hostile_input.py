@@ -51,11 +51,6 @@ ASKED = {
         {"run.yaml": RUN.replace("steps: 2", f"steps: 0x{DIGITS}")},
         "invalid-format",
     ),
-    "frozen parts of billions of layers": (
-        "plan run.yaml model.layers=2147483648",
-        {"run.yaml": RUN.replace("steps: 2", "steps: 2, groups: {layers.*: {frozen: true}}")},
-        "not-supported",
-    ),
     "5,000 digits of devices": (f"plan run.yaml --devices {DIGITS}", {}, "invalid-value"),
     "NUL in data.path": (TRAIN, {"run.yaml": RUN.replace("t.csv", '"t\\0.csv"')}, "invalid-value"),
     "NUL in a run folder": ("watch a\0b --once", {}, "invalid-value"),
