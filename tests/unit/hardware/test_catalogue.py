@@ -8,6 +8,7 @@ import pytest
 from paceline.errors import UserError
 from paceline.hardware import catalogue as hardware
 from paceline.hardware.catalogue import GB, find_device, load_catalogue, parse_cluster
+from results import expect_error
 
 
 def test_every_row_has_its_facts_a_source_and_a_date():
@@ -133,6 +134,5 @@ def test_devices_may_come_from_the_users_own_catalogue(read, tmp_path):
     for text in (f"{head}\n{injected}\n", "name,memory\nMine,much\n"):
         load_catalogue.cache_clear()
         (tmp_path / "mine.csv").write_text(text)
-        with pytest.raises(UserError) as refused:
+        with expect_error("invalid-format", "catalogue"):
             read("device: Mine\ncatalogue: mine.csv\n")
-        assert (refused.value.code, refused.value.key) == ("invalid-format", "catalogue")

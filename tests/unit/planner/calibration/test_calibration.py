@@ -21,6 +21,7 @@ from paceline.planner.calibration.calibration import (
 )
 from paceline.planner.plan import plan
 from paceline.planner.target import resolve_target
+from results import expect_error
 
 PEAK = 50e9
 FACTS = {"host": "desk", "cpu": "made up", "cores": 2, "memory_bytes": 16e9, "date": "2026-01-01", "torch": "2"}
@@ -100,9 +101,8 @@ def test_without_a_calibration_cores_share_nominal_rates(monkeypatch, tmp_path):
     assert target.calibration is None
     part, whole = target.at(2).cluster.device, target.at(1).cluster.device
     assert part.flops_s["fp32"] == whole.flops_s["fp32"] / 2
-    with pytest.raises(paceline.UserError) as error:
+    with expect_error("not-found", "--calibration"):
         resolve_target("2x1xlocal+1Gb")
-    assert (error.value.code, error.value.key) == ("not-found", "--calibration")
 
 
 def test_ranks_without_cores_take_turns():
