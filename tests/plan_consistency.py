@@ -56,7 +56,7 @@ QUESTIONS = st.builds(
     run_files(["gpt2", "1b", "7b", "70b"]),
     st.sampled_from(CLUSTERS),
     PARALLEL,
-    st.builds(Requirements, MAYBE, st.none(), st.sampled_from([None, None, 0.3, 0.9])),
+    st.builds(Requirements, MAYBE, st.sampled_from([None, None, 30, 5000]), st.sampled_from([None, None, 0.3, 0.9])),
     st.builds(HourlyRates, st.sampled_from([None, 0.5, 2.0]), st.sampled_from([None, 0.2])),
 )
 
@@ -98,7 +98,12 @@ def marks_one_row(found: Plan, text: str) -> None:
         return
     assert chosen.devices == found.as_json()["chosen"]["devices"]
     assert found.overrides()["parallel.ranks"] == chosen.devices
-    assert bool(choice.accepted) != ("No row meets" in " ".join(text.split()))
+    said = " ".join(text.split())
+    assert bool(choice.accepted) != ("No row meets" in said)
+    assert said.count("✓ is the") <= 1
+    assert found.rows[0].devices > 1 or found.rows[0].price.layout.offload or "too small" not in said
+    longer = found.rows[-1].price.time.compute_s > found.base.time.compute_s
+    assert found.target.shared or longer == ("mostly launches" in said)
     if choice.accepted:
         assert not found.requirements.violation_of(chosen)
     if found.requirements == Requirements():
