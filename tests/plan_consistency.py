@@ -19,7 +19,7 @@ from paceline.planner.show import format_cell_amount, format_multiple, render_pl
 from results import render_text
 
 CLUSTERS = ["4x4090", "8xA100", "2x8xH100", "4xV100@pcie", "1xT4", "local", "8xL40S"]
-WIDE = 100
+WIDE, SHORT = 100, 28  # columns, and lines without -v
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,11 @@ def check_plan(asked: Question) -> None:
     text = render_text(*render_plan(found, verbose=True))
     assert "…" not in re.sub(r"… [\d,]+ (slower|impossible)", "", text)
     assert all(len(line.rstrip()) <= WIDE for line in text.splitlines()), text
+    assert len(render_text(*render_plan(found)).splitlines()) <= SHORT
     keeps_what_is_written(asked, found)
     marks_one_row(found, text)
     adds_up(found)
+    terms_add_up(found)
     ranks_rows(found)
     splits_pay(found)
     is_the_same_alone(asked, found)
@@ -131,6 +133,16 @@ def adds_up(found: Plan) -> None:
         layout = row.price.layout
         gathers = layout.strategy in ("fsdp", "hsdp") and (row.devices > 1 or layout.offload)
         assert gathers or not row.price.memory.gathered_bytes
+
+
+def terms_add_up(found: Plan) -> None:
+    for row in found.as_json()["rows"]:
+        times, memory = row["time"], row["memory"]
+        sum_s = sum(times[name] for name in times if name not in ("comm_s", "step_s"))
+        assert abs(sum_s - times["step_s"]) <= 1e-9 * sum_s
+        held = sum(memory[name] for name in memory if name not in ("host_bytes", "total_bytes", "capacity_bytes"))
+        assert abs(held - memory["total_bytes"]) <= 1e-9 * held
+        assert row["layout"]["ranks"] == row["devices"]
 
 
 def ranks_rows(found: Plan) -> None:
