@@ -1,10 +1,13 @@
 """The verbs that read what a fit of topics leaves: measure, report, check, export, watch."""
 
+import re
+
 import numpy as np
 import pytest
 import scipy.sparse
 
-from paceline import train
+from paceline import open as open_model
+from paceline import topics, train
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.inference.export import export
@@ -65,6 +68,10 @@ def test_a_run_is_exported_watched_and_does_not_write_text(spec, tmp_path, capsy
     assert "step 12 of 12" in capsys.readouterr().out
     with expect_error("not-supported"):
         sample(path, "a")
+    with expect_error("not-supported") as rejected:
+        open_model(path)
+    typed = re.search(r"paceline\.(topics\.TopicFit\.load\(.*?\))", str(rejected.value))[1]
+    assert eval(typed, {"topics": topics}).F.shape == (K, TERMS)
 
 
 def test_weak_scaling_of_a_fit_is_refused(spec, tmp_path):

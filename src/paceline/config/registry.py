@@ -102,6 +102,8 @@ class WorkloadEntry:
     verbs: Mapping[str, Verb] = field(default_factory=dict)
     use: str = "predict {run} FILE.csv"
     """The verb and arguments to type with a finished run; "" if none takes it."""
+    new_inputs: str = ""
+    """The Python that applies a finished run to new inputs, if `predict` does not."""
     plan_options: Mapping[str, PlanOption] = field(default_factory=dict)
     """The first of them is enough for a plan."""
     plan_defaults: str = ""

@@ -53,8 +53,10 @@ def read_yaml_file(
     """Read a run file, or another kind of YAML file; return its values and the line of each."""
     origins: dict[str, str] = {}
     code: Code = "unreadable"
+    text = ""
     try:
-        values = load_yaml(read_yaml_text(file), lambda node: record_lines(node, "", file.name, origins))
+        text = read_yaml_text(file)
+        values = load_yaml(text, lambda node: record_lines(node, "", file.name, origins))
         if isinstance(values, dict):
             return values, origins
         code, problem = "invalid-format", f"holds no sections; start it with  {example}"
@@ -79,6 +81,8 @@ def read_yaml_file(
         raise
     except ValueError as error:  # a path that no file can have
         problem = f"cannot be read: {error}"
+    if text.startswith("#!"):
+        problem = f"is a script; to make a run file of it:  paceline adopt {file}"
     raise UserError(f"{kind} {str(file)!r} {problem}", code=code, key=str(file)) from None
 
 

@@ -39,7 +39,7 @@ def check_columns(wanted: Mapping[str, str], columns: Iterable[str], where: obje
         if name not in columns:
             names = [str(column) for column in columns]
             change = f"; type  {option}{' ' if option.startswith('-') else '='}COLUMN" if option else ""
-            found = f"{did_you_mean(name, names)} (columns: {join_names(names, 12) or 'none'})"
+            found = f"{did_you_mean(name, names, cutoff=0.6)} (columns: {join_names(names, 12) or 'none'})"
             raise UserError(f"{where}: no column {name!r}{found}{change}", code="unknown-name", key=option)
 
 

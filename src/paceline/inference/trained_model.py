@@ -298,8 +298,10 @@ def check_predicts(folder: RunDir, workload: Workload) -> None:
 
 
 def _no_prediction_error(folder: RunDir, spec: RunSpec) -> UserError:
-    verbs = [f"paceline {verb} {folder.path} …" for verb in find_entry(spec.workload).verbs]
-    hint = f"; use  {' or  '.join(verbs)}" if verbs else ""
+    entry = find_entry(spec.workload)
+    verbs = [f"paceline {verb} {folder.path} …" for verb in entry.verbs]
+    use = entry.new_inputs.format(run=folder.path) or " or  ".join(verbs)
+    hint = f"; use  {use}" if use else ""
     message = f"{folder.path} is a run of {spec.workload}, which cannot predict on new inputs{hint}"
     return UserError(message, code="not-supported")
 

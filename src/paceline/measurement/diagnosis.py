@@ -169,7 +169,7 @@ def _describe_cause(found: Diagnosis) -> str:
     in_turn = cause is Cause.SLOW_RANK and not _is_uneven(slow)
     return CAUSES[IN_TURN if in_turn else cause].format(
         row=row,
-        base=base.label,
+        others="" if row is base else f", or those of {base.label},",
         noise=percent(max(row.noise, base.noise)),
         cores=found.cores,
         slow=slow,

@@ -273,7 +273,7 @@ def _iter_rows(summary: Summary) -> Iterable[tuple[str, str]]:
             del shown[score.name]
         shown.pop("majority", None)
         when = f"; best at step {score.step:,}" if score and not at_end and score.step is not None else ""
-        yield "evaluation", format_metrics(shown) + _describe_evaluated(evaluation, when)
+        yield "evaluation", (format_metrics(shown) + _describe_evaluated(evaluation, when)).lstrip()
     classes = [result for result in read_class_results(evaluation.arrays) if result.f1 is not None]
     if len(classes) > 1:
         low, *_, high = sorted(classes, key=lambda result: result.f1 or 0)

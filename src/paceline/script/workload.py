@@ -97,6 +97,15 @@ def _refuse_own_step(spec: RunSpec, *_: Any) -> None:
         raise build_no_run_error(spec)
 
 
+def check_own_loop(spec: RunSpec) -> None:
+    """Raise UserError for a script that takes its own steps and never names Paceline, without executing it."""
+    script = Path(spec.workload)
+    if registry.is_script(spec.workload) and script.is_file():
+        text = script.read_bytes()
+        if b"paceline" not in text and b".step(" in text:
+            raise build_no_run_error(spec)
+
+
 def find_script(spec: RunSpec) -> Path:
     script = Path(spec.workload)
     if not script.is_file():

@@ -16,6 +16,7 @@ from paceline.planner.candidates import PROCESS_BYTES
 from paceline.planner.emit import MIN_JOB_H, TIME_MARGIN
 from paceline.planner.plan import Plan, plan
 from paceline.planner.rows import PlanRow
+from paceline.script.workload import check_own_loop
 from paceline.slurm.commands import Partition
 from paceline.slurm.site_file import SiteFile, check_memory
 
@@ -196,9 +197,10 @@ def find_partition(name: str | None, partitions: Mapping[str, Partition]) -> Par
 
 def _plan_request(spec: RunSpec, site: SiteFile, machines: MachineRequest, anyway: bool) -> Plan | None:
     """Return the plan on the requested machines; None if the devices are unknown, or nothing fits and `anyway`."""
-    if machines.cluster is None:
-        return None
     try:
+        if machines.cluster is None:
+            check_own_loop(spec)
+            return None
         found = plan(spec, machines.cluster, (machines.ranks,) if machines.ranks else (), site.price)
     except UserError as error:
         if anyway:
@@ -303,7 +305,8 @@ def _weigh_request(request: JobRequest, spec: RunSpec, machines: MachineRequest)
         fewer = plan(spec, machines.cluster, counts, row.rates.usd).ranking.fastest
         if fewer is not None and fewer.run_s < row.run_s * LEAST_GAIN:
             fewest = f"{fewer.devices:,} rank{'s' * (fewer.devices > 1)}"
-            times = f"{duration(fewer.run_s)} in place of {duration(row.run_s)}"
+            theirs, all_of_them = duration(fewer.run_s), duration(row.run_s)
+            times = "as long" if theirs == all_of_them else f"{theirs} in place of {all_of_them}"
             yield f"warning: {fewest} would take {times}: use fewer, or a larger train.global_batch"
 
 

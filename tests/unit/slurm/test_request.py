@@ -16,6 +16,7 @@ from paceline.slurm.commands import Partition
 from paceline.slurm.request import build_job_request
 from paceline.slurm.site_file import SiteFile
 from paceline.slurm.submit import strip_launcher, submit
+from results import expect_error
 
 HERE = {
     "gpu": Partition("gpu", 24.0, 8, 500_000, 4, "a100", 64),
@@ -169,6 +170,20 @@ def test_what_does_not_fit_is_rejected_unless_the_user_insists(lm):
     assert error.value.code == "does-not-fit"
     sent = asked(large, nodes=1, gpus_per_node=1, anyway=True, time="1h")
     assert (sent.plan, sent.hours, sent.spec.parallel.strategy) == (None, 1.0, "ddp")
+
+
+def test_a_script_that_never_asks_for_a_run_is_rejected_without_a_plan_too(tmp_path):
+    script = tmp_path / "train.py"
+    spec = build_spec({"workload": str(script), "train": {"epochs": 1}, "parallel": {"ranks": 2}})
+    site = SiteFile(partition="gpu", gpus_per_node=2, gpu_type="new")
+    script.write_text("for batch in batches:\n    optimizer.step()\n")
+    with expect_error("invalid-workload", "run.batches"):
+        build_job_request(spec, site, {"time": "1h"}, {})
+    sent = build_job_request(spec, site, {"time": "1h"}, {}, anyway=True)
+    assert (sent.plan, sent.ranks) == (None, 2)
+    for text in ("import paceline\nrun.step(loss)\n", "from mine import main\nmain()\n"):
+        script.write_text(text)
+        assert build_job_request(spec, site, {"time": "1h"}, {}).ranks == 2
 
 
 def test_a_dry_run_writes_nothing_and_prints_a_script_that_bash_reads(small, tmp_path, monkeypatch):

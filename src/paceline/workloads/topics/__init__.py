@@ -16,6 +16,7 @@ ENTRY = WorkloadEntry(
     subject="paceline.workloads.topics.planning:build_topics_cost_model",
     batched=False,
     use="",
+    new_inputs='paceline.topics.TopicFit.load("{run}/model.safetensors").transform("counts.npz")',
     verbs={
         "topics": Verb(
             "topics of word counts or texts, with pictures and a page",
