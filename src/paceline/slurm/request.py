@@ -205,7 +205,8 @@ def _plan_request(spec: RunSpec, site: SiteFile, machines: MachineRequest, anywa
     except UserError as error:
         if anyway:
             return None
-        raise UserError(f"{error}; {ANYWAY_HINT}", code=error.code, key=error.key) from None
+        hint = "" if error.code == "invalid-workload" else f"; {ANYWAY_HINT}"
+        raise UserError(f"{error}{hint}", code=error.code, key=error.key) from None
     if found.chosen is None and not anyway:
         message = f"the plan says that this cannot work: {' '.join(found.advice)}; {ANYWAY_HINT}"
         raise UserError(message, code="does-not-fit")
