@@ -185,7 +185,7 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
         rest = []
     elif tool == "srun" and started not in STARTS_RANKS:
         extra.append(("tasks", "each", Translation(Outcome.KEPT, {"starts_tasks": True}, "one rank per task")))
-    if found or extra or tool == "torchrun":
+    if found or extra or (tool == "torchrun" and rest and not rest[0].startswith("-")):
         line.add(tool, LAUNCHERS[tool], found, prefix="--", extra=tuple(extra))
     if tool in ("torchrun", "deepspeed") or python:
         _read_program(line, tool, ["-m", *rest] if module else rest)

@@ -161,6 +161,8 @@ def _build_choice(entry: Entry) -> Rule:
 
     def rule(value: Any) -> Translation:
         text = str(value).lower()
+        if value is False and "no" in options:  # what YAML makes of `no` without quotes
+            text = "no"
         if isinstance(value, str) and text[:1].isalpha() and text not in options:
             text = text.rpartition(".")[2]
         if text not in options:

@@ -279,8 +279,6 @@ class _Evaluator:
         match node.type:
             case "string":
                 return self.join(node.children, quoted=True)
-            case '"':  # blanks between an expansion and the closing quote belong to the quote
-                return [text[:-1]]
             case "concatenation" | "command_name":
                 if re.search(r"\{[^{}\s]*,[^{}\s]*\}", text) and not re.search(r"['\"$]", text):
                     return [OUTPUT]  # braces that expand to several words
@@ -298,8 +296,9 @@ class _Evaluator:
                 return [blank + OUTPUT]
             case "ansi_c_string":
                 return [_mark(node)]
-            case "string_content" | "heredoc_content":
-                return [re.sub(r'\\([$`"\\])', r"\1", text.replace("\\\n", ""))]
+            case "string_content" | "heredoc_content" | '"':
+                content = text[:-1] if node.type == '"' else text  # blanks before the closing quote are in its node
+                return [re.sub(r'\\([$`"\\])', r"\1", content.replace("\\\n", ""))]
         return [re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))]
 
     def join(self, nodes: Iterable[Node], *, quoted: bool) -> list[str]:

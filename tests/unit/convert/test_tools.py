@@ -246,6 +246,19 @@ def test_a_shell_script(tmp_path, text, ranks):
     assert (adopted.values["workload"], adopted.values.get("parallel", {}).get("ranks")) == ("t.py", ranks)
 
 
+@pytest.mark.parametrize(("option", "ranks"), [("", 1), (" --multi_gpu", 8)])
+@pytest.mark.parametrize("kind", ["'NO'", "NO"])
+def test_accelerate_starts_one_process_where_nothing_is_distributed(tmp_path, kind, option, ranks):
+    (tmp_path / "a.yaml").write_text(
+        f"compute_environment: LOCAL_MACHINE\ndistributed_type: {kind}\nnum_processes: 8\nmixed_precision: no\n"
+    )
+    command = f"accelerate launch --config_file {tmp_path}/a.yaml{option} t.py"
+    adopted = paceline.adopt(command=command)
+    assert adopted.values["parallel"]["ranks"] == ranks
+    assert ("parallel.ranks" in adopted.fill_in) == (ranks == 1)
+    assert became(adopted, "mixed_precision") == "kept"
+
+
 @pytest.mark.parametrize("word", ['"${MPI_LAUNCH[@]}" python', "$MPI python", "$PYTHON"])
 def test_an_unknown_launcher_is_pointed_out(tmp_path, word):
     adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\nsource common.sh\n{word} t.py --batch_size 4\n")
