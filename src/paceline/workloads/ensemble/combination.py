@@ -9,12 +9,10 @@ and what comes out is calibrated. Of numbers: their mean, a weighted mean, or a 
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 
-from paceline.io.files import validate_fields
 from paceline.workloads.ensemble.sections import Calibrate, Combine
 
 LEAST = 1e-12  # of what a member rules out
@@ -67,15 +65,6 @@ class Combination:
         if self.calibration is not None:
             found = self.calibration(compute_logs(found)[None])
         return self.curves(found) if self.curves is not None else found
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Combination":
-        logistic, curves = values["calibration"], values["curves"]
-        return cls(
-            **validate_fields(cls, {key: values[key] for key in ("how", "weights", "scales", "shifts")}),
-            calibration=None if logistic is None else Logistic(**validate_fields(Logistic, logistic)),
-            curves=None if curves is None else IsotonicCurves(**validate_fields(IsotonicCurves, curves)),
-        )
 
 
 def fit_class_combination(

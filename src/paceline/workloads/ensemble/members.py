@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from paceline.data.files import invalid_data
 from paceline.data.npz import open_npz
 from paceline.data.tables import check_columns, format_label
-from paceline.errors import UserError, join_names
+from paceline.errors import UserError, get_first_line, join_names
 from paceline.inference.trained_model import FittedModel, TrainedModel
 from paceline.inference.trained_model import open as open_run
 from paceline.io.files import read_bytes, read_sealed, write_atomic, write_sealed
@@ -24,7 +26,7 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 from paceline.trainer.checkpoint.reader import MANIFEST, list_sealed
 from paceline.workloads.ensemble.combination import Combination, compute_logs
-from paceline.workloads.ensemble.scoring import Estimate, Scores, build_score_table
+from paceline.workloads.ensemble.scoring import Scores, build_score_table
 
 NUMBERS = "predicted"
 FILE = "ensemble.json"
@@ -173,10 +175,11 @@ def read_manifest(folder: Path) -> tuple[list[dict[str, str]], tuple[str, ...], 
     values = read_sealed(folder / FILE)
     try:
         members = [{key: str(member[key]) for key in ("name", "path", "sha256")} for member in values["members"]]
-        return members, tuple(values["classes"]), Combination.from_json(values["combination"])
+        found = TypeAdapter(Combination).validate_json(json.dumps(values["combination"]), strict=True)
+        return members, tuple(values["classes"]), found
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{folder / FILE} is damaged ({error}); write it again with  paceline train --resume {folder}"
-        raise UserError(message, code="damaged") from None
+        problem = f"{get_first_line(error)}; write it again with  paceline train --resume {folder}"
+        raise UserError(f"{folder / FILE} is damaged: {problem}", code="damaged") from None
 
 
 def build_member_tables(folder: Path) -> list[Table]:
@@ -185,12 +188,7 @@ def build_member_tables(folder: Path) -> list[Table]:
         values = read_sealed(folder / FILE)
         names = [str(member["name"]) for member in values["members"]]
         weights = [float(weight) for weight in values["combination"]["weights"]]
-        held_out = values["held_out"]
-        each, gains = (
-            {name: {metric: Estimate(**value) for metric, value in row.items()} for name, row in held_out[part].items()}
-            for part in ("each", "gains")
-        )
-        scores = Scores(int(held_out["rows"]), each, gains)
+        scores = TypeAdapter(Scores).validate_python(values["held_out"])
         return [build_score_table(scores, dict(zip(names, weights, strict=False)))]
     return []
 

@@ -9,8 +9,7 @@ NEWTON_TOPICS = 64  # with more, the quadratic model of a document no longer fit
 
 CORE_BLOCK_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20
 """On cores: of a block of nonzeros, and of rows whose nonzeros are found as they are read, which come to far less."""
-READ_AHEAD = 2
-BLOCKS = READ_AHEAD + 2  # in memory at a time: those that wait, the one that is being read, the one that is worked on
+BLOCKS = 4  # in memory at a time: one that waits, one that is being read, one that is worked on, and the one before it
 
 DEVICE_SHARE, HOST_SHARE = 0.7, 0.5  # shares of the free memory that the fit takes for counts
 BLOCK_BYTES = 256 << 20  # of the counts that are on their way to a device; there are two of them

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
 from paceline.workloads.ensemble.combination import (
     Combination,
@@ -39,7 +40,7 @@ def test_every_combination_is_a_distribution_that_survives_its_file(voices, how,
     assert how == "stack" or sum(found.weights) == pytest.approx(1)
     best = min(compute_mean_loss(one, labels) for one in outputs)
     assert compute_mean_loss(whole, labels) < best or (how, calibrate) == ("average", "none")
-    again = Combination.from_json(json.loads(json.dumps(asdict(found))))
+    again = TypeAdapter(Combination).validate_json(json.dumps(asdict(found)), strict=True)
     assert np.array_equal(again(outputs), whole)
 
 

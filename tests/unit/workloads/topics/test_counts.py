@@ -57,7 +57,7 @@ def whole(counts, **settings) -> np.ndarray:
 
 
 def readers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if "topics-reader" in thread.name]
+    return [thread.name for thread in threading.enumerate() if "paceline-worker" in thread.name]
 
 
 def on_disk(folder: Path, array: np.ndarray, name: str = "counts.npy") -> Path:

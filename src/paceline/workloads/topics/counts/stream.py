@@ -1,15 +1,13 @@
 """Iterate over blocks of documents, reading ahead of the consumer, and sum them up."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.workloads.topics.counts.matrices import Counts, Csr, DocumentBlock, to_sparse
-from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, READ_AHEAD, SPARSE_BELOW
+from paceline.workloads.topics.sizes import CORE_BLOCK_BYTES, SPARSE_BELOW
 
 BYTES_PER_NONZERO = 8  # an int32 term and at most four bytes of count
 MAX_FAILED_SCANS = 2  # blocks in a row that had too few zeros: no more are scanned in that pass
@@ -27,13 +25,15 @@ def iterate_blocks(
 ) -> Iterator[DocumentBlock]:
     """Yield the documents start..stop in order, in blocks of at most about `block_bytes` (one document at least).
 
-    A thread reads what is on disk READ_AHEAD blocks ahead. `without_zeros`: rows of mostly zeros come as nonzeros.
+    A thread reads ahead what is on disk. `without_zeros`: rows of mostly zeros come as nonzeros.
     """
     ranges = split_ranges(counts, start, counts.documents if stop is None else stop, block_bytes)
     read = _make_scanning_reader(counts) if without_zeros else counts.block
     if counts.resident or len(ranges) < 2:
-        return (read(first, last) for first, last in ranges)
-    return _read_ahead(read, ranges)
+        return starmap(read, ranges)
+    from paceline.data.prefetch import map_in_order
+
+    return map_in_order(lambda some: read(*some), ranges, threads=1)
 
 
 def _make_scanning_reader(counts: Any) -> Read:
@@ -85,20 +85,6 @@ def cut_by_size(ends: np.ndarray, most: int, start: int = 0) -> list[tuple[int, 
         ranges.append((start + first, start + last))
         first, before = last, int(ends[last - 1])
     return ranges
-
-
-def _read_ahead(read: Read, ranges: list[tuple[int, int]]) -> Iterator[DocumentBlock]:
-    reader = ThreadPoolExecutor(1, thread_name_prefix="paceline-topics-reader")
-    try:
-        coming = deque(reader.submit(read, *some) for some in ranges[: READ_AHEAD + 1])
-        rest = iter(ranges[READ_AHEAD + 1 :])
-        while coming:
-            block = coming.popleft().result()
-            coming.extend(reader.submit(read, *some) for some in islice(rest, 1))
-            yield block
-            del block  # the consumer's block is not kept alive while waiting for the next
-    finally:
-        reader.shutdown(cancel_futures=True)
 
 
 class Totals(NamedTuple):
