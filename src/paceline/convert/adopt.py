@@ -211,7 +211,10 @@ def _complete(draft: Draft, target: Path | None) -> None:
     if line is None:
         draft.set_line("workload", workload, "to fill in: your script, which calls paceline.run(), or file.py:Class")
         draft.fill_in = {"workload": "no file names the program that trains", **draft.fill_in}
-    elif script and target is not None and not Path(workload).is_absolute():
+    elif script and Path(workload).is_file() and b"paceline" not in Path(workload).read_bytes():
+        reason = f"{workload} has no paceline.run() yet; the lines to change: docs/moving/README.md"
+        draft.fill_in = {"workload": reason, **draft.fill_in}
+    if line and script and target is not None and not Path(workload).is_absolute():
         path = os.path.relpath(Path.cwd() / workload, target.resolve().parent)
         draft.set_line("workload", Path(path).as_posix(), line.comment)
     if workload == "transformers" and not {"model.init_from", "model.config"} & draft.lines.keys():

@@ -203,6 +203,12 @@ def test_a_script_beside_another_folder_is_found_from_the_run_file(write, tmp_pa
     assert adopted.values["parallel"]["ranks"] == 1
 
 
+def test_a_script_without_a_run_is_to_be_filled_in(write):
+    for text, missing in (("optimizer.step()", True), ("import paceline", False)):
+        write("train.py", text)
+        assert ("workload" in paceline.adopt(command="python train.py").fill_in) is missing
+
+
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
