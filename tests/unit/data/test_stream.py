@@ -68,16 +68,20 @@ def test_a_long_file_is_cut_into_parts_that_join_again(tmp_path):
         assert part.ends == (after is None or after.held_out != part.held_out)
 
 
-def test_damage_to_a_cached_stream_is_named_and_mended(tmp_path, texts):
+@pytest.mark.parametrize("damage", ["the train split has", "train.npy was changed"])
+def test_damage_to_a_cached_stream_is_named_and_mended(damage, tmp_path, texts):
     first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
-    ids, meta = np.array(first.train), first.folder / "meta.json"
-    facts = json.loads(meta.read_text())
-    del facts["seal"]
-    facts["train"]["tokens"] -= 1
-    cache.write_facts(meta, facts)
+    ids, meta, array = np.array(first.train), first.folder / "meta.json", first.folder / "train.npy"
+    if "split" in damage:
+        facts = json.loads(meta.read_text())
+        del facts["seal"]
+        facts["train"]["tokens"] -= 1
+        cache.write_facts(meta, facts)
+    else:
+        array.write_bytes(array.read_bytes()[:-4] + b"\xff" * 4)
     said = []
     again = TokenStreams.prepare(data_of(tmp_path, texts), said.append)
-    assert "damaged (the train split has" in said[0]
+    assert f"damaged ({damage}" in said[0]
     assert np.array_equal(again.train, ids)
     assert again.fingerprint == first.fingerprint
 
