@@ -1,5 +1,4 @@
-"""Machines that are network namespaces of this one: a name and an address each, a switch between them, links to shape
-and to cut. Needs root."""
+"""Machines as network namespaces of this one: a name and an address each, and a switch to cut links of. Needs root."""
 
 import os
 import shutil
@@ -10,7 +9,6 @@ from pathlib import Path
 
 CARD, SWITCH = "eth0", "switch"
 SUBNET = "10.214.88"
-BURST = "256kb"
 PORT = 29_541
 
 
@@ -67,11 +65,6 @@ class Nodes:
             process.communicate()
         for space in (f"{self.prefix}-{SWITCH}", *map(self._space, range(self.count))):
             subprocess.run(["ip", "netns", "delete", space], capture_output=True)
-
-    def shape(self, rate: str) -> None:
-        for node in range(self.count):
-            shaping = ("root", "tbf", "rate", rate, "burst", BURST, "latency", "50ms")
-            _do("tc", "-n", self._space(node), "qdisc", "replace", "dev", CARD, *shaping)
 
     def cut(self, node: int) -> None:
         """Its port of the switch takes nothing any more. The node itself sees silence, as of a dead switch."""
