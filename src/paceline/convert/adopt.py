@@ -153,7 +153,8 @@ def _read_file(file: Path) -> list[Settings]:
             return read_kubernetes(text, name, folder)
         found = parse_yaml(text, name)
     except yaml.YAMLError as error:
-        reason = f": {_describe_error(error)}"
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        reason = f": {problem or 'neither YAML nor Python'}{f' (line {mark.line + 1})' if mark else ''}"
     if isinstance(found, dict) and is_skypilot(found):
         return read_skypilot(found, name, folder)
     if isinstance(found, dict):
@@ -195,12 +196,6 @@ def _choose_table(names: tuple[str, ...], values: Mapping[str, object], name: st
         shown = f"{best.tool} does not have {len(unknown)} of {len(flat)}, such as {', '.join(unknown[:3])}"
     reason = f"{name} is not recognised by its keys ({shown}); adopt reads {KNOWN}"
     raise UserError(reason, code="invalid-format", key=name)
-
-
-def _describe_error(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    at = f" (line {mark.line + 1})" if mark else ""
-    return f"{getattr(error, 'problem', None) or 'neither YAML nor Python'}{at}"
 
 
 def _complete(draft: Draft, target: Path | None) -> None:

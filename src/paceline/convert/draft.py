@@ -11,7 +11,7 @@ from paceline.convert.key_tables import PacelineTable, load_table
 from paceline.convert.rules import Outcome, Translation, UnreadableValue, note, reject
 from paceline.convert.shell import AT_RUN_TIME, is_unknown
 from paceline.convert.sources import Settings
-from paceline.errors import UserError
+from paceline.errors import UserError, did_you_mean
 from paceline.io.files import flatten_keys
 
 SECRET = re.compile(r"(^|[_. ])(token|secret|password|(api|access|secret)_key)$", re.IGNORECASE)
@@ -189,7 +189,8 @@ class Draft:
 def _translate_key(source: Settings, key: str, value: Any) -> Translation:
     rule = source.table.rule(key)
     if rule is None:
-        reason = f"{source.table.tool} has no such key{source.table.suggest(key)}"
+        known = [name.removesuffix(".*") for name in source.table.rules]
+        reason = f"{source.table.tool} has no such key{did_you_mean(key, known, cutoff=0.75)}"
         return reject(reason, review=True)
     try:
         return rule(value)

@@ -11,7 +11,6 @@ import yaml
 from paceline.config import Parallel, RunSpec, Train
 from paceline.config.run_file import set_nested
 from paceline.convert.rules import Entry, Outcome, Rule, Translation, accept, build_rule, reject
-from paceline.errors import did_you_mean
 from paceline.trainer.engines.deepspeed_config import AUTO, SECTIONS, Meaning, translate_sections
 
 TABLES = Path(__file__).with_name("tables")
@@ -51,10 +50,6 @@ class KeyTable:
 
     def knows(self, key: str) -> bool:
         return self.rule(key) is not None
-
-    def suggest(self, key: str) -> str:
-        """Return the end of a sentence about an unknown key."""
-        return did_you_mean(key, [name.removesuffix(".*") for name in self.rules], cutoff=0.75)
 
     def translate_together(self, values: Mapping[str, Any]) -> Mapping[str, Translation]:
         """Judge keys whose meaning depends on others; ValueError, with the key, for a value that cannot be read."""

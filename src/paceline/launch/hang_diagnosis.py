@@ -22,7 +22,7 @@ from pathlib import Path
 from paceline.errors import RankUnresponsive
 from paceline.launch import hang_traces
 from paceline.launch.environment import RankInfo
-from paceline.launch.hang_traces import Calls, Frame, Stack, find_pending_call, read_calls, read_stacks, stack_file
+from paceline.launch.hang_traces import Calls, Frame, Stack, find_pending_call, read_calls, read_stacks, trace_file
 from paceline.launch.heartbeat import STOPPED, Beat, Heartbeat, read_beats, read_process_state
 from paceline.launch.root_cause import is_secondary, iter_causes
 
@@ -62,7 +62,7 @@ def name_silent_rank(error: Exception, folder: Path, rank_info: RankInfo) -> Exc
     causes = [*iter_causes(error)]
     if not is_secondary(error) or not any(TIMEOUT_PATTERN.search(str(cause)) for cause in causes):
         return error
-    asked = stack_file(folder, rank_info.rank, asked=True)
+    asked = trace_file(folder, rank_info.rank, "asked")
     if _file_size(asked) and time.time() - asked.stat().st_mtime < RECENT_S:
         return error  # this rank was the silent one: what it finds broken after it continues is a consequence
     frames = reversed(traceback.extract_tb(causes[-1].__traceback__))
@@ -152,7 +152,7 @@ def _find_furthest_behind(folder: Path, beats: Sequence[Beat], host: str) -> Ran
 
 
 def _locate_rank(folder: Path, beat: Beat, file: Path | None = None) -> RankPosition:
-    file = file or stack_file(folder, beat.rank)
+    file = file or trace_file(folder, beat.rank, "stack")
     return RankPosition(beat, file, _select_thread(read_stacks(file), beat), read_calls(folder, beat.rank))
 
 
@@ -184,7 +184,7 @@ def describe_stopped_rank(folder: Path, beat: Beat, waited: str = "") -> RankUnr
 
 
 def request_stack_file(folder: Path, beat: Beat) -> Path:
-    file = stack_file(folder, beat.rank, asked=True)
+    file = trace_file(folder, beat.rank, "asked")
     if not file.is_file():
         return file
     with suppress(OSError):

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from traceback import walk_stack
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import UserError
 from paceline.io.files import from_flat, open_regular, read_json
@@ -49,12 +49,13 @@ class Frame:
         return "/site-packages/" in self.file or "/lib/python" in self.file or self.file.startswith("<")
 
 
+TraceKind = Literal["stack", "asked", "collectives"]
 Stack = tuple[Frame, ...]
 """The newest call first."""
 
 
-def stack_file(folder: Path, rank: int, asked: bool = False) -> Path:
-    return folder / f"rank{rank}.{'asked' if asked else 'stack'}"
+def trace_file(folder: Path, rank: int, kind: TraceKind) -> Path:
+    return folder / f"rank{rank}.{kind}"
 
 
 def read_stacks(file: Path) -> list[Stack]:
@@ -182,14 +183,10 @@ def _parse_call(entry: Any) -> CollectiveCall | None:
     return None
 
 
-def calls_file(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.collectives"
-
-
 def read_calls(folder: Path, rank: int) -> Calls:
     """Return the last calls of a rank by group; {} if it left none."""
     with suppress(UserError, OSError, KeyError, TypeError, ValueError, AttributeError):
-        calls = read_json(calls_file(folder, rank))
+        calls = read_json(trace_file(folder, rank, "collectives"))
         return {group: from_flat(CollectiveCall, values) for group, values in calls.items()}
     return {}
 

@@ -22,7 +22,6 @@ from paceline.errors import UserError
 from paceline.io.files import from_flat, read_json
 from paceline.launch import hang_traces
 from paceline.launch.environment import RankInfo
-from paceline.launch.hang_traces import stack_file
 
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
 PHASES_AFTER_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data", "step")
@@ -86,11 +85,7 @@ class Heartbeat:
         self._step, self._busy_s = 0, 0.0
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            traces = (
-                stack_file(folder, rank),
-                stack_file(folder, rank, asked=True),
-                hang_traces.calls_file(folder, rank),
-            )
+            traces = [hang_traces.trace_file(folder, rank, kind) for kind in ("stack", "asked", "collectives")]
             for file in (folder / f"rank{rank}.json", *traces):
                 flags = os.O_APPEND | os.O_TRUNC if file in traces else 0
                 self._paths.append(file)

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from paceline.config import RunSpec
 from paceline.data.samples import preserve_generators
-from paceline.script.api import ScriptRun, check_dataset, check_loss, check_pair
+from paceline.script.api import ScriptRun, check_dataset, check_loss
 from paceline.script.workload import build_no_run_error, execute_script
 
 
@@ -20,17 +20,24 @@ class ProbeDone(BaseException):
 
 
 class ProbeRun(ScriptRun):
-    """A run that answers with the data set; one rank, on the CPU."""
+    """A run that answers with the model, the run file or the data set; one rank, on the CPU."""
 
     device, rank, ranks = torch.device("cpu"), 0, 1
     steps = 0
 
-    def __init__(self, spec: RunSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: RunSpec, asked: Literal["file", "model", "data"] = "data") -> None:
+        self.spec, self.asked = spec, asked
         self.answer: Any = None
 
     def note_ignored(self, file: Any, overrides: Mapping[str, Any]) -> None:
-        pass
+        if self.asked == "file":
+            raise self.finish((file, overrides))
+
+    def prepare(self, model: Any, optimizer: Any = None, *others: Any, schedule: Any = None) -> Any:
+        prepared = super().prepare(model, optimizer, *others)
+        if self.asked == "model":
+            raise self.finish(model)
+        return prepared
 
     @contextmanager
     def open(self) -> Iterator[ScriptRun]:
@@ -60,17 +67,6 @@ class ProbeRun(ScriptRun):
 
     def keep(self, **things: Any) -> None:
         pass
-
-
-class ModelProbe(ProbeRun):
-    def prepare(self, model: Any, optimizer: Any = None, *others: Any, schedule: Any = None) -> Any:
-        check_pair(False, model, optimizer, others)
-        raise self.finish(model)
-
-
-class FileProbe(ProbeRun):
-    def note_ignored(self, file: Any, overrides: Mapping[str, Any]) -> None:
-        raise self.finish((file, overrides))
 
 
 class LossProbe(ProbeRun):

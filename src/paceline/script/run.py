@@ -97,11 +97,11 @@ def _open_standalone(
 
 def derive_script_spec(script: Path, overrides: Any = ()) -> RunSpec:
     """Return the spec of a script, by running it until it calls `paceline.run`."""
-    from paceline.script.probe import FileProbe
+    from paceline.script.probe import ProbeRun
 
     plain = build_spec({"workload": str(script.resolve())})
     with translate_failures(plain):
-        file, own = FileProbe(plain).ask()
+        file, own = ProbeRun(plain, "file").ask()
     return build_script_spec(file, {**own, **parse_overrides(overrides)}, script.resolve(), [])
 
 

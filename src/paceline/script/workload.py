@@ -152,9 +152,9 @@ class Script(OwnLoop):
             raise UserError(message, code="not-supported", key="parallel.engine")
 
     def model(self) -> nn.Module:
-        from paceline.script.probe import ModelProbe
+        from paceline.script.probe import ProbeRun
 
-        return ModelProbe(self.spec).ask() if self.given_model is None else self.given_model
+        return ProbeRun(self.spec, "model").ask() if self.given_model is None else self.given_model
 
     def data(self, split: str) -> Any:
         if split != "train":

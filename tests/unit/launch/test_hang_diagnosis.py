@@ -15,7 +15,7 @@ from paceline.errors import RankUnresponsive, RunFailed
 from paceline.launch import hang_diagnosis
 from paceline.launch.environment import RankInfo
 from paceline.launch.hang_diagnosis import ProcessMonitor, WaitingRank, describe_position, find_silent_rank
-from paceline.launch.hang_traces import Frame, calls_file, fetch_stacks, list_children, read_stacks, stack_file
+from paceline.launch.hang_traces import Frame, fetch_stacks, list_children, read_stacks, trace_file
 from paceline.launch.heartbeat import Beat, Heartbeat, read_beats, read_process_state
 from paceline.launch.root_cause import describe_exception
 
@@ -56,7 +56,7 @@ def patient(tmp_path_factory):
     file.write_text(PATIENT)
     process = subprocess.Popen([sys.executable, file, folder, "0.1"], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
-    until(lambda: read_stacks(stack_file(folder, 1)))
+    until(lambda: read_stacks(trace_file(folder, 1, "stack")))
     (worker,) = list_children(process.pid)
     yield folder, process.pid, worker
     for pid in (worker, process.pid):
@@ -164,7 +164,7 @@ def test_a_stopped_rank_is_named_whatever_it_was_at(patient):
 
 
 def test_ranks_in_different_collectives_are_both_named(patient, tmp_path):
-    stack_file(tmp_path, 1).write_text(in_collective("broadcast", "loss"))
+    trace_file(tmp_path, 1, "stack").write_text(in_collective("broadcast", "loss"))
     (other,) = others(patient, 1)
     mine = waiting(tmp_path)
     said = str(find_silent_rank(tmp_path, [other], mine))
@@ -178,9 +178,9 @@ def test_ranks_in_different_collectives_are_both_named(patient, tmp_path):
 
 def test_of_several_ranks_in_a_step_the_one_that_waits_for_nobody_is_named(patient, tmp_path):
     for rank in (1, 3):
-        stack_file(tmp_path, rank).write_text(in_collective("all_reduce", "finish"))
+        trace_file(tmp_path, rank, "stack").write_text(in_collective("all_reduce", "finish"))
     own = 'Thread 0x1 (most recent call first):\n  File "/home/me/own.py", line 7 in loss\n'
-    stack_file(tmp_path, 2).write_text(own)
+    trace_file(tmp_path, 2, "stack").write_text(own)
     found = find_silent_rank(tmp_path, others(patient, 1, 2, 3), waiting(tmp_path))
     assert found.rank == 2
     assert "it is in step 4; its stack, the newest call first" in str(found)
@@ -191,7 +191,7 @@ def test_of_ranks_that_wait_in_the_same_place_one_of_another_machine_is_named(pa
     near, far = others(patient, 1, 2)
     far = replace(far, host="elsewhere")
     for rank in (1, 2):
-        stack_file(tmp_path, rank).write_text(in_collective("all_reduce", "finish"))
+        trace_file(tmp_path, rank, "stack").write_text(in_collective("all_reduce", "finish"))
     found = find_silent_rank(tmp_path, [near, far], waiting(tmp_path, where="all_reduce, called by finish (own.py:41)"))
     assert "look at the network between elsewhere and " in str(found)
 
@@ -201,9 +201,9 @@ def test_what_torch_recorded_tells_ranks_apart_whose_collectives_run_on_a_device
     reading = 'Thread 0x1 (most recent call first):\n  File "/home/me/loop.py", line 7 in read\n'
     calls = {0: ("all_reduce", 12), 1: ("all_reduce", 12), 2: ("broadcast", 11)}
     for rank, (name, number) in calls.items():
-        stack_file(tmp_path, rank).write_text(reading)
+        trace_file(tmp_path, rank, "stack").write_text(reading)
         call = {"group": "nccl 0", "number": number, "name": name, "done": False}
-        calls_file(tmp_path, rank).write_text(json.dumps({"nccl 0": call}))
+        trace_file(tmp_path, rank, "collectives").write_text(json.dumps({"nccl 0": call}))
     mine = waiting(tmp_path, where="all_reduce, number 12 of group nccl 0")
     peers = others(patient, 1, 2)
     found = find_silent_rank(tmp_path, peers, mine)
@@ -219,7 +219,7 @@ def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody(patient, tmp_path)
     with Heartbeat(folder, TWO, 300.0) as beat:
         beat("step", 3)
         assert isinstance(hang_diagnosis.name_silent_rank(error, folder, TWO), RankUnresponsive)
-        stack_file(folder, 0, asked=True).write_text("Thread 0x1 (most recent call first):\n")
+        trace_file(folder, 0, "asked").write_text("Thread 0x1 (most recent call first):\n")
         assert hang_diagnosis.name_silent_rank(error, folder, TWO) is error
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.errors import UserError
-from paceline.script.probe import LossProbe, ModelProbe, ProbeRun
+from paceline.script.probe import LossProbe, ProbeRun
 from paceline.trials.check import check
 from script_runs import HEAD, LOOP, script, script_spec
 
@@ -13,7 +13,7 @@ SUM = 'F.cross_entropy(model(x), y, reduction="sum")'
 
 def test_model_data_and_loss_are_the_scripts_own(tmp_path, capsys):
     spec = script_spec(script(tmp_path, "print('hello')\n" + LOOP))
-    model, (dataset, collate) = ModelProbe(spec).ask(), ProbeRun(spec).ask()
+    model, (dataset, collate) = ProbeRun(spec, "model").ask(), ProbeRun(spec).ask()
     assert len(dataset) == 53
     assert collate is None
     x, y = torch.zeros(5, 6), torch.zeros(5, dtype=torch.long)
@@ -25,7 +25,7 @@ def test_model_data_and_loss_are_the_scripts_own(tmp_path, capsys):
 
 def test_what_a_pass_draws_does_not_depend_on_what_came_before_it(tmp_path):
     spec = script_spec(script(tmp_path, LOOP.replace(SUM, f"{SUM} * torch.rand(())", 1)))
-    model, batch = ModelProbe(spec).ask(), (torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
+    model, batch = ProbeRun(spec, "model").ask(), (torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
     torch.manual_seed(7)
     first, second = LossProbe(spec, model, batch).ask()[0], LossProbe(spec, model, batch).ask()[0]
     torch.manual_seed(7)
@@ -56,5 +56,5 @@ def test_a_script_that_trains_by_itself_is_stopped_at_its_first_step(tmp_path):
     lines = ("w = torch.nn.Linear(1, 1)", "optimizer = torch.optim.SGD(w.parameters(), 0.1)", "while True:")
     file.write_text("\n".join(("import torch", *lines, "    optimizer.step()\n")))
     with pytest.raises(UserError) as refused:
-        ModelProbe(script_spec(file)).ask()
+        ProbeRun(script_spec(file), "model").ask()
     assert (refused.value.code, refused.value.key) == ("invalid-workload", "run.batches")
