@@ -25,7 +25,6 @@ from paceline.diagnostics.results import CheckResult, Examination, Health
 from paceline.errors import RunFailed, get_first_line
 from paceline.io.arguments import option_error
 from paceline.launch.environment import RankInfo
-from paceline.launch.network import open_listener
 
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 NODE_TIMEOUT_S = 240.0
@@ -181,26 +180,17 @@ def join_rendezvous(rank_info: RankInfo) -> Rendezvous:
 
 def _open_store_in_thread(rank_info: RankInfo) -> Any:
     """Open the store with a time limit: torch waits for ever for a server that accepts and does not answer."""
-    import torch.distributed as dist
+    from paceline.launch.process_group import open_store
 
     opened: list[Any] = []
 
-    def open_store() -> None:
+    def open_or_fail() -> None:
         try:
-            main = rank_info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-            shared = dist.TCPStore(
-                rank_info.address,
-                rank_info.port,
-                is_master=main,
-                timeout=timedelta(seconds=RENDEZVOUS_S),
-                wait_for_workers=False,
-                master_listen_fd=open_listener(rank_info).detach() if main else None,
-            )
-            opened.append(dist.PrefixStore(f"doctor {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared))
+            opened.append(open_store(rank_info, RENDEZVOUS_S, "doctor"))
         except Exception as error:  # raised below
             opened.append(error)
 
-    thread = threading.Thread(target=open_store, daemon=True)
+    thread = threading.Thread(target=open_or_fail, daemon=True)
     thread.start()
     limit_s = RENDEZVOUS_S + CONNECT_TRY_S
     thread.join(limit_s)

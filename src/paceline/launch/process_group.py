@@ -156,28 +156,35 @@ def _init_group(info: RankInfo, own: torch.device, timeout_s: float, backend: st
 
 
 def _open_store(info: RankInfo, timeout_s: float) -> dist.Store:
-    """Open the store at the main rank or at torchrun, and wait until all ranks have joined it.
-
-    torchrun's store outlives its restarts, with the addresses of ranks that are gone, hence the prefix.
-    """
-    main = info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not main:
+    """Open the store, and wait until all ranks have joined it."""
+    if not _has_store(info):
         network.wait_for_main_rank(info, timeout_s)
+    store = open_store(info, timeout_s, f"start {next(JOIN_COUNT)}")
+    store.set(f"rank {info.rank}", socket.gethostname())
+    _wait_for_ranks(store, info.world, timeout_s)
+    return store
+
+
+def open_store(info: RankInfo, timeout_s: float, purpose: str) -> dist.Store:
+    """Open the store at the main rank or at torchrun, with a name for each purpose.
+
+    torchrun's store outlives its restarts, with the addresses of ranks that are gone, hence their number in the name.
+    """
     shared = dist.TCPStore(
         info.address,
         info.port,
         info.world,
-        is_master=main,
+        is_master=_has_store(info),
         timeout=timedelta(seconds=timeout_s),
         wait_for_workers=False,
         multi_tenant=True,
-        master_listen_fd=_open_listener(info) if main else None,
+        master_listen_fd=_open_listener(info) if _has_store(info) else None,
     )
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"start {restarts} join {next(JOIN_COUNT)}", shared)
-    store.set(f"rank {info.rank}", socket.gethostname())
-    _wait_for_ranks(store, info.world, timeout_s)
-    return store
+    return dist.PrefixStore(f"{purpose} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+
+
+def _has_store(info: RankInfo) -> bool:
+    return info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def _open_listener(info: RankInfo) -> int | None:
