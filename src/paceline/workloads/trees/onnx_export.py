@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.data.prepared_table import Task
-from paceline.errors import RunFailed, UserError
+from paceline.errors import UserError
+from paceline.inference.export import compare_onnx
 from paceline.io.files import write_atomic
-from paceline.io.terminal import warn
 
 if TYPE_CHECKING:
     from paceline.workloads.trees.tree_model import FittedTrees
@@ -187,7 +187,8 @@ def write_trees_onnx(fitted: "FittedTrees", file: Path) -> None:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="paceline")
     checker.check_model(model)
     content = model.SerializeToString()
-    _compare_with_trees(content, fitted, _make_test_rows(arrays, fitted))
+    rows = _make_test_rows(arrays, fitted)
+    compare_onnx(content, {"rows": rows}, fitted.predict_encoded(rows), TOLERANCE)
     write_atomic(file, content)
 
 
@@ -203,16 +204,3 @@ def _make_test_rows(arrays: TreeArrays, fitted: "FittedTrees") -> np.ndarray:
             values = np.concatenate([exact, np.nextafter(exact, np.float32(-np.inf))])
         rows[:, number] = random.choice(np.append(values, np.float32(np.nan)), TEST_ROWS)
     return rows
-
-
-def _compare_with_trees(content: bytes, fitted: "FittedTrees", rows: np.ndarray) -> None:
-    if find_spec("onnxruntime") is None:
-        warn("model.onnx was not compared with the trees: onnxruntime is not installed")
-        return
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    got, wanted = session.run(None, {"rows": rows})[0], fitted.predict_encoded(rows)
-    off = float(np.abs(got - wanted).max() / max(1e-30, np.abs(wanted).max()))
-    if not off < TOLERANCE:
-        raise RunFailed(f"the ONNX file differs from the trees by {off:.1e}; it was not written")
