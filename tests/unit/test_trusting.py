@@ -141,10 +141,3 @@ def test_nothing_in_the_current_folder_is_taken_for_this_users_own(named, tmp_pa
         monkeypatch.setenv("HOME", "")
     assert trusting.get_state_folder().is_absolute()
     assert not trusting.get_state_folder().is_relative_to(tmp_path)
-
-
-def test_trust_without_a_run(tmp_path, ask):
-    (tmp_path / "run.yaml").write_text("name: x\n")
-    answer = ask("train", tmp_path / "run.yaml", "--trust")
-    assert answer.code == 2
-    assert "none is named" in answer.err

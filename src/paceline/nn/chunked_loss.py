@@ -75,7 +75,8 @@ class _ChunkedLosses(torch.autograd.Function):
         grad_type = torch.bfloat16 if product_type == torch.float16 else product_type
         device = x_BSD.device
         vocab = weight_VD.shape[0]
-        fused = shard.group is None and _has_kernel(device, product_type)
+        # fp16 has no kernel, since its unscaled gradients need a wider type
+        fused = shard.group is None and device.type == "cuda" and product_type == torch.bfloat16 and has_triton()
         if fused:
             from paceline.nn.triton_kernels import compute_losses_in_place
         with torch.autocast(device.type, enabled=False):
@@ -133,11 +134,6 @@ def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(x.device.type) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(x.device.type)
     return weight.dtype
-
-
-def _has_kernel(device: torch.device, kind: torch.dtype) -> bool:
-    """Return whether there is a kernel; fp16 has none, since its unscaled gradients need a wider type."""
-    return device.type == "cuda" and kind == torch.bfloat16 and has_triton()
 
 
 def _pad_rows(weight_VD: Tensor, kind: torch.dtype) -> Tensor:

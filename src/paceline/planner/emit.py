@@ -298,8 +298,12 @@ def dump_yaml(value: Any, indent: int = 0) -> str:
 def _list_directives(job: BatchJob) -> Iterator[str]:
     asked, options = {"job-name": job.name, "nodes": job.nodes}, dict(job.options)
     if job.elastic:
+        cores = options.pop("cpus-per-task", "1")
+        if not re.fullmatch(r"[1-9]\d{0,5}", cores, re.ASCII):
+            problem = f"{cores!r} is not a number of cores; write it as  cpus-per-task: '4'"
+            raise option_error("cpus-per-task", problem)
         # cores only: Slurm keeps the number of tasks of the first start, and would wait for as many nodes again
-        asked["mincpus"] = str(job.per_node * _parse_cores(options.pop("cpus-per-task", "1"), "cpus-per-task"))
+        asked["mincpus"] = str(job.per_node * int(cores))
     else:
         asked["ntasks-per-node"] = str(job.per_node)
     if job.gpus:
@@ -312,12 +316,6 @@ def _list_directives(job: BatchJob) -> Iterator[str]:
             raise option_error(name, "not an option of sbatch; write it without its dashes, as in  constraint")
         yield f"--{name}={quote_directive(value)}" if value else f"--{name}"
     yield "--requeue"
-
-
-def _parse_cores(text: str, name: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
-        raise option_error(name, f"{text!r} is not a number of cores; write it as  {name}: '4'")
-    return int(text)
 
 
 def quote_directive(value: str) -> str:

@@ -7,12 +7,7 @@ from typing import Any
 
 from paceline.hardware.catalogue import LOCAL, Cluster, find_device, match_driver_name, parse_cluster
 from paceline.io.arguments import option_error
-from paceline.planner.calibration.calibration import (
-    Calibration,
-    default_calibration_path,
-    find_catalogue_device,
-    read_calibration,
-)
+from paceline.planner.calibration.calibration import Calibration, default_calibration_path, read_calibration
 from paceline.planner.formulas.placement import CPU_PHYSICS, GPU_PHYSICS, Physics
 from paceline.planner.links import apply_measured_links
 from paceline.runlog.machine import list_gpu_names
@@ -114,7 +109,10 @@ def _resolve_local(file: str | Path | None) -> TargetCluster:
         same = bool(gpus) and gpu.name == gpus[0]
         same |= bool(gpus) and match_driver_name(gpu.name) == match_driver_name(gpus[0]) is not None
         if same or (not gpus and file is not None):
-            return _local_gpus(max(1, len(gpus)), find_catalogue_device(gpu).name, found)
+            if (known := match_driver_name(gpu.name)) is None:  # links and power were not measured
+                problem = f"links and power of {gpu.name} are not in the catalogue; add them with  catalogue: mine.csv"
+                raise option_error("--calibration", f"{problem}  in a cluster file", "unknown-name")
+            return _local_gpus(max(1, len(gpus)), known.name, found)
         unseen = "no GPU can be seen here; --calibration with that file plans it"
         here = f"this machine has {gpus[0]}" if gpus else unseen
         notes.append(f"calibration of {gpu.name} not used ({found.file}): {here}")

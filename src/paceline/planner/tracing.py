@@ -154,7 +154,10 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
     inside, total = [p for layer in layers for p in layer.parameters()], count_params(model.parameters())
     growth = _SampleGrowth(few / outline.times, many / outline.times, dtype_sizes_of(spec.train).element_bytes)
     blocks = _build_blocks(passes, growth, repeat, count_params(inside), total)
-    blocks = _set_frozen(blocks, count_params(p for p in inside if not p.requires_grad), groups.frozen)
+    first, layer, rest = blocks
+    held = count_params(p for p in inside if not p.requires_grad) if rest.params else groups.frozen
+    layer = replace(layer, frozen_params=held / layer.repeat)
+    blocks = (first, layer, replace(rest, frozen_params=float(groups.frozen - held)))
     sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / few
     mean = float(costs.mean())
     return TrainingCostModel.of(
@@ -272,15 +275,6 @@ def _build_blocks(
     middle = _build_block("layer", repeat, inside / repeat, layer, growth)
     ends = _build_block("rest", 1, float(total - inside), rest, growth)
     return (BlockShape("first", 1, 0.0, (), None, 0.0, 0.0, 0.0, 0.0, 0), middle, ends)
-
-
-def _set_frozen(blocks: tuple[BlockShape, ...], inside: int, total: int) -> tuple[BlockShape, ...]:
-    """Set how many parameters are not trained: in the repeated layers, and in total."""
-    first, layer, rest = blocks
-    if not rest.params:
-        inside = total
-    layer = replace(layer, frozen_params=inside / layer.repeat)
-    return first, layer, replace(rest, frozen_params=float(total - inside))
 
 
 def count_params(parameters: Iterable[Tensor]) -> int:

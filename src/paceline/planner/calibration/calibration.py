@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.config.decoder_shape import DecoderShape
-from paceline.hardware.catalogue import Cluster, Device, find_device, match_driver_name
+from paceline.hardware.catalogue import Cluster, Device, find_device
 from paceline.io.arguments import option_error
 from paceline.io.files import expand_cache, read_json
 from paceline.planner.formulas import compute
@@ -113,15 +113,6 @@ class AcceleratorRates:
             source=f"{kind.source}; calibrated",
         )
         return measured, physics
-
-
-def find_catalogue_device(found: AcceleratorRates) -> Device:
-    """Find the catalogue's facts on a measured device: links and power were not measured."""
-    device = match_driver_name(found.name)
-    if device is None:
-        problem = f"links and power of {found.name} are not in the catalogue; add them with  catalogue: mine.csv"
-        raise option_error("--calibration", f"{problem}  in a cluster file", "unknown-name")
-    return device
 
 
 def default_calibration_path() -> Path:
@@ -239,7 +230,11 @@ class Calibration:
             call_s=call_s,
         )
         kind = self._build_cpu_device(ranks)
-        kind = kind.slower(found.layer_s / _layer_parts_s(kind, physics) * max(1.0, ranks / found.ranks)).slower(slower)
+        # the layer that was measured whole, over what its parts took
+        samples, heads, length, head_width = CPU_LAYER
+        layer = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2).blocks[1]
+        price = compute.Roofline(kind, DTYPE_SIZES["fp32"], physics).price_block(layer, Placement(micro_batch=samples))
+        kind = kind.slower(found.layer_s / price.total_s * max(1.0, ranks / found.ranks)).slower(slower)
         kind = replace(kind, update_bytes_s=(kind.update_bytes_s or 0.0) / slower)
         physics = replace(physics, launch_s=physics.launch_s * slower)
         if where.nodes > 1:
@@ -264,14 +259,6 @@ class Calibration:
             date=self.date,
             update_bytes_s=found.update_bytes_s / crowd,
         )
-
-
-def _layer_parts_s(kind: Device, physics: Physics) -> float:
-    """Price the layer that was measured whole from the measurements of its parts."""
-    samples, heads, length, head_width = CPU_LAYER
-    layer = ModelShape(1, heads * head_width, heads, length, 1, causal=False, classes=2).blocks[1]
-    placement = Placement(micro_batch=samples)
-    return compute.Roofline(kind, DTYPE_SIZES["fp32"], physics).price_block(layer, placement).total_s
 
 
 def parse_accelerator_rates(values: Any) -> AcceleratorRates:

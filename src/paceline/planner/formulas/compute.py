@@ -153,7 +153,10 @@ class Roofline:
             return BlockTime(forward, backward, recompute)
         host = block.kernels * physics.launch_s * (COMPILED_LAUNCHES if runtime.compiled else 1.0)
         parts = ((forward, host), (backward, 2 * host), (recompute, host * (recompute / forward if forward else 0.0)))
-        return BlockTime(*(a + b if self.device.synchronous else _overlap_host(a, b) for a, b in parts))
+        if self.device.synchronous:
+            return BlockTime(*map(sum, parts))
+        # the slower of two that run beside each other, with the rounded corner that real queues show
+        return BlockTime(*((device_s**4 + host_s**4) ** 0.25 for device_s, host_s in parts))
 
     def _price_elementwise(self, block: BlockShape, placement: Placement) -> tuple[float, float, float]:
         """Price traffic, casts and starts of kernels: (forward, backward, of the first the element-wise traffic)."""
@@ -218,8 +221,3 @@ def _count_kernels(block: BlockShape, runtime: Runtime) -> float:
     if runtime.compiled or not runtime.one_graph:
         return fused
     return max(fused, block.kernels / LAUNCHES_PER_OPERATION + len(block.matmuls))
-
-
-def _overlap_host(device_s: float, host_s: float) -> float:
-    """Return the slower of two that run beside each other, with the rounded corner that real queues show."""
-    return float((device_s**4 + host_s**4) ** 0.25)

@@ -293,24 +293,23 @@ class StepPricer:
     def _context(self, layer: BlockShape, compute_s: float) -> Travel:
         """Price keys and values of a sequence's parts, gathered forward and backward, and their gradients summed."""
         placement, attention = self.placement, layer.attention
-        if placement.context == 1 or attention is None:
+        if attention is None:
             return Travel()
-        sent = placement.micro_batch * attention.key_elements * self.numbers.element_bytes / placement.tensor
-        members = build_group(placement.context, placement.tensor, self.cluster, self.physics)
-        times = 2 if placement.recompute == "none" else 3
-        total = times * all_gather_s(sent, members, self.physics)
+        total = self._gather_s(attention.key_elements / placement.tensor, placement.context, 2)
         return Travel(total, exposed_s(total, compute_s, self.physics))
 
     def _experts(self, layer: BlockShape) -> Travel:
         """Tokens sent to their experts and back, forward and backward, and again where the layer is recomputed."""
-        placement = self.placement
-        if placement.expert == 1:
-            return Travel()
-        sent = placement.micro_batch * layer.routed_elements / placement.context * self.numbers.element_bytes
-        members = build_group(placement.expert, placement.tensor, self.cluster, self.physics)
-        times = 4 if placement.recompute == "none" else 6
-        total = times * all_gather_s(sent, members, self.physics)
+        total = self._gather_s(layer.routed_elements / self.placement.context, self.placement.expert, 4)
         return Travel(total, total)
+
+    def _gather_s(self, elements: float, size: int, times: int) -> float:
+        """Price so many gathers of the elements of each sample, and half as many again if layers are recomputed."""
+        placement = self.placement
+        sent = placement.micro_batch * elements * self.numbers.element_bytes
+        members = build_group(size, placement.tensor, self.cluster, self.physics)
+        times = times if placement.recompute == "none" else times * 3 // 2
+        return times * all_gather_s(sent, members, self.physics)
 
 
 def bucketed_exposed_s(comm_s: float, sent: float, compute_s: float, physics: Physics, overlap: bool = True) -> float:
