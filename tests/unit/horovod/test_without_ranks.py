@@ -1,14 +1,16 @@
-"""What is not carried over from Horovod, and wrong calls: each is rejected by name."""
+"""Horovod's names without other ranks: what is rejected, how buckets are filled, and committed states as files."""
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 import paceline.horovod as hvd
 from paceline.errors import UserError
+from paceline.horovod import elastic
 from paceline.horovod.__main__ import STAND_IN, run_horovod_script
-from paceline.horovod.optimizer import _Distributed
+from paceline.horovod.optimizer import BUCKET_BYTES, _Distributed, group_into_buckets
 from paceline.horovod.world import UnsupportedHorovodFeature, run
 
 
@@ -120,3 +122,85 @@ def test_both_imports_give_the_same_names():
 
     assert all(getattr(longer, name) is getattr(hvd, name) for name in hvd.__all__)
     assert {"init", "DistributedOptimizer", "elastic", "SyncBatchNorm"} <= set(hvd.__all__)
+
+
+def parameters(*sizes, dtype=torch.float32):
+    return [torch.nn.Parameter(torch.empty(size, dtype=dtype, device="meta")) for size in sizes]
+
+
+def numbers(every, groups=0):
+    places = {id(parameter): place for place, parameter in enumerate(every)}
+    return [[places[id(parameter)] for parameter in bucket] for bucket in group_into_buckets(every, groups)]
+
+
+def test_buckets_go_backwards_and_hold_so_many_bytes():
+    large = BUCKET_BYTES // 4
+    assert numbers(parameters(5, 5, 5)) == [[2, 1, 0]]
+    assert numbers(parameters(5, large, 5, 5)) == [[3, 2], [1], [0]]
+    assert numbers([]) == []
+
+
+def test_a_bucket_has_one_type():
+    half = parameters(5, dtype=torch.float16)
+    assert numbers(parameters(5, 5) + half + parameters(5)) == [[3], [2], [1, 0]]
+
+
+def test_groups_are_those_that_were_asked_for():
+    every = parameters(5, 5, 5, 5, 5)
+    assert numbers(every, 2) == [[4, 3, 2], [1, 0]]
+    assert numbers(every, 9) == [[4], [3], [2], [1], [0]]
+    assert numbers(every, [[every[0], every[4]], [every[2]]]) == [[4, 0], [2], [3, 1]]
+
+
+def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "--name", "two words"])
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    tied = torch.ones(2, 2, dtype=torch.bfloat16)
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "epoch": 3,
+        "best": float("inf"),
+        "note": None,
+        "both": [tied, tied.t()],
+        "mixed": {1: ("a", True), "b": [1.5, {}], "list": ["tensor", "0"]},
+        "array": np.arange(3),
+        "scalar": np.int64(7),
+    }
+    file = tmp_path / "state.safetensors"
+    elastic.write_commit(file, state)
+    back, origin = elastic.read_commit(file)
+    assert origin.startswith(str(file))
+    assert origin.endswith("train.py --name 'two words'")
+    for plain in ("epoch", "best", "note", "mixed", "scalar"):
+        assert back[plain] == state[plain]
+        assert type(back[plain]) is type(state[plain])
+    assert isinstance(back["array"], np.ndarray)
+    assert back["array"].tolist() == [0, 1, 2]
+    assert torch.equal(back["both"][1], tied.t())
+    again = torch.optim.AdamW(model.parameters())
+    again.load_state_dict(back["optimizer"])
+    for saved, loaded in zip(optimizer.state.values(), again.state.values(), strict=True):
+        assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+    model.load_state_dict(back["model"])
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [({2}, "set"), (np.array(["a"]), "ndarray"), (np.datetime64(1, "D"), "datetime64")]
+)
+def test_what_cannot_be_written_is_rejected_before_the_work_begins(value, kind):
+    with pytest.raises(UserError, match=f"is a {kind}") as error:
+        elastic.check_commit({"log": {"x": [1, value]}})
+    assert error.value.key == "state.log['x'][1]"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"no safetensors at all"])
+def test_another_file_is_not_taken_for_a_state(tmp_path, content):
+    file = tmp_path / "elastic-train.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        elastic.read_commit(file)
+    assert (error.value.code, error.value.key) == ("damaged", str(file))
