@@ -40,10 +40,7 @@ def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
             DRAWINGS[chart.name](axes, escape_mathtext(chart.data))
             axes.set_title(escape_mathtext(chart.title), y=1.0)  # without y all labels are measured to find a place
             for kind in FORMATS:
-                about = {} if kind == "png" else {"Date": None} if kind == "svg" else {"CreationDate": None}
-                content = io.BytesIO()
-                figure.savefig(content, format=kind, metadata=about or None)
-                write_atomic(folder / f"{chart.name}.{kind}", content.getvalue())
+                write_figure(figure, folder / f"{chart.name}.{kind}")
                 figure.set_layout_engine("none")  # the layout of the first format, which takes longer than drawing
     return [chart.name for chart in charts]
 
@@ -188,11 +185,17 @@ def use_plot_style(settings: Mapping[Any, Any] = NO_SETTINGS) -> Iterator[None]:
         yield
 
 
-def write_png(figure: Any, file: Path) -> None:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    file.parent.mkdir(exist_ok=True)
+def write_figure(figure: Any, file: Path, **options: Any) -> None:
+    """Write a figure in the format that the file's name ends in, without the date."""
+    kind, content = file.suffix.lower().removeprefix("."), io.BytesIO()
+    about = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    figure.savefig(content, format=kind, metadata=about, **options)
     write_atomic(file, content.getvalue())
+
+
+def write_png(figure: Any, file: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
+    write_figure(figure, file, dpi=110)
 
 
 def escape_mathtext(value: Any) -> Any:

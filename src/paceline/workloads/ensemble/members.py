@@ -17,7 +17,7 @@ from paceline.data.files import invalid_data
 from paceline.data.npz import open_npz
 from paceline.data.tables import check_columns, format_label
 from paceline.errors import UserError, get_first_line, join_names
-from paceline.inference.trained_model import FittedModel, TrainedModel
+from paceline.inference.trained_model import FittedModel, TrainedModel, find_text_column
 from paceline.inference.trained_model import open as open_run
 from paceline.io.files import read_bytes, read_sealed, write_atomic, write_sealed
 from paceline.io.table import Table
@@ -71,7 +71,7 @@ class Member:
 
     def _select_input(self, row: Any) -> Any:
         """Return the text of a row for a member that reads texts, else the row."""
-        text = str(getattr(self.model.workload.spec.data, "text", ""))
+        text = find_text_column(self.model.workload.spec.data)
         if not text or not isinstance(row, Mapping):
             return row
         check_columns({"": text}, row, self.name)

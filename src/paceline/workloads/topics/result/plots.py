@@ -1,6 +1,5 @@
 """Plots of a fit: its loss, the mixtures of its documents, the terms of its topics."""
 
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,7 @@ import numpy as np
 
 from paceline.errors import InvalidValue
 from paceline.io.escape import to_one_line
-from paceline.io.files import write_atomic
-from paceline.reports.figures import FORMATS, INK, use_plot_style
+from paceline.reports.figures import FORMATS, INK, use_plot_style, write_figure
 from paceline.workloads.topics.result.model import (
     as_matrix,
     average_neighbours,
@@ -170,10 +168,7 @@ def _open_figure(size: tuple[float, float], output_file: OutputFile) -> Iterator
         FigureCanvasAgg(figure)
         yield figure
         if path is not None:
-            kind, content = path.suffix.lower().removeprefix("."), io.BytesIO()
-            about = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-            figure.savefig(content, format=kind, metadata=about)
-            write_atomic(path, content.getvalue())
+            write_figure(figure, path)
 
 
 def _read_shares(L: Any, normalize_rows: bool) -> np.ndarray:
