@@ -133,8 +133,14 @@ def _read_all(draft: Draft, paths: Sequence[Path], command: str) -> list[str]:
         path = draft.files.pop(0)
         if path.resolve() not in seen:
             seen.add(path.resolve())
+            try:
+                sources = _read_file(path)
+            except UserError as error:
+                if path in paths or error.code != "invalid-format" or not draft.leave_to_script(path):
+                    raise
+                continue
             names.append(path.name)
-            for source in _read_file(path):
+            for source in sources:
                 draft.add_source(source)
     return names
 

@@ -90,9 +90,8 @@ def _derive_ranks(draft: Draft) -> int | None:
 def _count_scheduled_ranks(draft: Draft) -> tuple[int | None, str]:
     """Return one rank per task or, where tasks are not given or start something else, one per device."""
     nodes, tasks, each = draft.value("nodes") or 1, draft.value("tasks"), draft.value("tasks_per_node")
-    gpus, all_gpus = draft.value("gpus_per_node"), draft.value("gpus")
-    if not gpus and not all_gpus:
-        gpus = _count_gpus(draft, nodes)
+    all_gpus = draft.value("gpus")
+    gpus = draft.value("gpus_per_node") if all_gpus else _count_gpus(draft, nodes)
     if draft.value("starts_tasks") and (tasks or each):
         return (tasks, draft.describe("tasks")) if tasks else (nodes * each, f"{nodes} × {each} tasks")
     if gpus:

@@ -16,6 +16,7 @@ from paceline.io.files import flatten_keys
 
 SECRET = re.compile(r"(^|[_. ])(token|secret|password|(api|access|secret)_key)$", re.IGNORECASE)
 """Keys whose values are repeated nowhere."""
+OWN_CONFIG = ("--config", "--config_file")  # of a script, in any format
 SYNONYMS = {"zero3": "fsdp"}
 """Two names of one strategy."""
 
@@ -154,6 +155,14 @@ class Draft:
                 return replace(translation, reason="read as well", file="")
         reason = "the file does not exist here; give it to adopt as well"
         return reject(reason, review=True)
+
+    def leave_to_script(self, file: Path) -> bool:
+        """Note a configuration of the script's own format; return whether the file is one."""
+        own = [i for i, row in enumerate(self.rows) if row.key in OWN_CONFIG and Path(str(row.value)).name == file.name]
+        for i in own:
+            reason = "the script reads it itself"
+            self.rows[i] = replace(self.rows[i], outcome=Outcome.NOTED, reason=reason, review=True)
+        return bool(own)
 
     def value(self, name: str) -> Any:
         """Return what is claimed under a name; None if nothing is."""

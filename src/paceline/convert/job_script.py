@@ -84,7 +84,10 @@ def read_job(text: str, name: str, folder: Path, variables: Mapping[str, str] | 
     if exports or extra:
         sources.append(Settings(name, table, exports, folder, extra=tuple(extra)))
     if ranks:
-        sources += [replace(source, name=f"{name}: {source.name}") for source in read_command(ranks[0], folder)]
+        launched = read_command(ranks[0], folder)
+        if asked and any("nodes" in step.values for step in launched if step.table is load_table("slurm")):
+            sources[0] = replace(sources[0], priority=-1)  # `srun --nodes` may take a part of what is allocated
+        sources += [replace(source, name=f"{name}: {source.name}") for source in launched]
     if not sources:
         reason = f"{name} requests nothing from a scheduler and starts no command that adopt knows"
         raise UserError(reason, code="invalid-format", key=name)

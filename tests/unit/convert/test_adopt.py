@@ -95,6 +95,14 @@ def test_batch_and_passes_give_the_ranks(write):
     assert "parallel.ranks" not in adopted.fill_in
 
 
+def test_the_trainer_and_deepspeed_with_defaults_of_their_own(write):
+    file = write("ds.json", {"zero_optimization": {"stage": 2}, "steps_per_print": 100})
+    options = "--logging_steps 1 --per_device_train_batch_size 2 --num_train_epochs 1"
+    adopted = paceline.adopt(command=f"deepspeed --num_gpus 2 t.py --deepspeed {file} {options}")
+    train = adopted.values["train"]
+    assert (train["log_every"], train["clip"], train["schedule"]) == (1, 0.0, "linear")
+
+
 @pytest.mark.parametrize(("stage", "offload"), [(2, None), (3, True)])
 @pytest.mark.parametrize("key", ["offload_param.device", "cpu_offload_param"])
 def test_only_stage_3_offloads_parameters(write, stage, offload, key):

@@ -237,6 +237,7 @@ def test_a_command(command, expected):
         ("#!/bin/sh\nif true; then\n  torchrun --nproc_per_node=2 $HOME/t.py\nfi\n", 2),
         ("#!/bin/sh\npython -m pip install x\npython -c 'import x'\npython t.py\n", 1),
         ("#!/bin/sh\n#SBATCH --gres=gpu:4\ntorchrun t.py\n", 1),
+        ("#!/bin/sh\n#SBATCH -N 9\nsrun --nodes=8 torchrun --nnodes 8 --nproc_per_node=2 t.py\n", 16),
         ("#!/bin/sh\n#SBATCH -N 2 --tasks-per-node=1 --gpus-per-task 3\naccelerate launch t.py\n", 6),
         ("#!/bin/sh\n#SBATCH -N 2 --gres=gpu:3\nsrun -N1 ray start\nsrun bash -c 'rm -r x'\nsrun -n6 python t.py\n", 6),
     ],
@@ -265,6 +266,16 @@ def test_an_unknown_launcher_is_pointed_out(tmp_path, word):
     assert holds(adopted, "{workload: t.py, train: {global_batch: 4}}")
     assert [row.key for row in adopted.rows if row.review] == ["launcher"]
     assert {"parallel.ranks", "train.global_batch"} <= adopted.fill_in.keys()
+
+
+def test_a_configuration_of_the_script_s_own_is_left_to_it(tmp_path):
+    (tmp_path / "own.yaml").write_text("general: {seed: 1}\nstages: [a, b]\n")
+    adopted = adopted_of(tmp_path, "job.sh", "#!/bin/sh\ntorchrun --nproc_per_node=2 t.py --config own.yaml --lr 0.1\n")
+    assert holds(adopted, "{workload: t.py, train: {lr: 0.1}, parallel: {ranks: 2}}")
+    assert [row.key for row in adopted.rows if row.review] == ["--config"]
+    with pytest.raises(UserError) as told:
+        paceline.adopt(tmp_path / "own.yaml")
+    assert told.value.code == "invalid-format"
 
 
 @pytest.mark.parametrize("options", ["--gpus=6", "--gpus-per-task=a100:3 --ntasks=2"])

@@ -117,10 +117,6 @@ def _with_attention_bias(c: Values, **more: Any) -> TransformerSizes:
     return _read_llama(c, qkv_bias=biased, out_bias=biased, **more)
 
 
-def _llama(c: Values) -> TransformerSizes:
-    return _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias")))
-
-
 def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) -> TransformerSizes | None:
     """Replace the feed-forward part by experts and a router; None unless all layers have them.
 
@@ -243,7 +239,7 @@ DEFAULTS: dict[str, dict[str, int]] = {
 }
 """What the library takes for a key that a file leaves out."""
 READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
-    "llama": _llama,
+    "llama": lambda c: _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias"))),
     "mistral": _read_llama,
     "qwen2": lambda c: _read_llama(c, qkv_bias=True),
     "qwen3": lambda c: _with_attention_bias(c, head_norms=True),
@@ -251,7 +247,7 @@ READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "gemma2": lambda c: _gemma(c, norms=4),
     "gemma3_text": lambda c: _gemma(c, norms=4, head_norms=True),
     "phi3": lambda c: _read_llama(c, fused=True),
-    "granite": _llama,
+    "granite": lambda c: _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias"))),
     "mixtral": lambda c: _experts(c, _read_llama(c), "intermediate_size"),
     "qwen2_moe": lambda c: _experts(
         c,
