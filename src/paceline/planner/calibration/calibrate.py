@@ -30,7 +30,7 @@ from paceline.planner.calibration.calibration import (
 )
 from paceline.planner.formulas.placement import DTYPE_SIZES
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION
-from paceline.runlog.machine import describe_environment
+from paceline.runlog.machine import MachineLoad, describe_environment
 from paceline.workload import LogFn
 
 REDUCED_BYTES = (4e3, 4e5, 4e6, 1.6e7)
@@ -66,6 +66,8 @@ def calibrate_machine(ranks: Sequence[int], log: LogFn, threads: int = 0, enough
     plan = {n: threads or max(1, cores // n) for n in ranks}
     seconds = ROUNDS * 11 * enough_s * sum(n <= cores for n in ranks) + 10
     log(f"calibrate: {', '.join(map(str, ranks))} ranks on {cores} cores, about {seconds:.0f} s")
+    if (load := MachineLoad(cores, os.getloadavg()[0])).busy:
+        log(f"this machine is busy: {load}, so plans will be off; calibrate again when it is idle")
     counted = [n for n in plan if n <= cores] or [1]
     plan.setdefault(counted[0], threads or cores)
     each = run_ranks(_measure_rank, (plan, counted, enough_s), max(plan), PRELOAD)
