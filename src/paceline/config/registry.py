@@ -6,6 +6,7 @@ import logging
 import sys
 import traceback
 import zlib
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -200,19 +201,15 @@ def _list_entries() -> Iterator[tuple[str, WorkloadEntry]]:
 
 
 def list_workload_verbs() -> dict[str, Verb]:
-    """Return the commands that workloads add, by name."""
-    found: dict[str, Verb] = {}
-    for _, entry in _list_entries():
-        found = {**entry.verbs, **found}
-    return found
+    """Return the commands that workloads add, by name; of several with one name, the first."""
+    return dict(ChainMap(*(dict(entry.verbs) for _, entry in _list_entries())))
 
 
 def list_plan_options() -> dict[str, tuple[str, PlanOption]]:
     """Return (workload, what it sets) of the options of `plan` that replace a run file, by option."""
-    found: dict[str, tuple[str, PlanOption]] = {}
-    for name, entry in _list_entries():
-        found = {**{option: (name, what) for option, what in entry.plan_options.items()}, **found}
-    return found
+    entries = _list_entries()
+    found = ({option: (name, what) for option, what in entry.plan_options.items()} for name, entry in entries)
+    return dict(ChainMap(*found))
 
 
 @functools.cache
