@@ -32,7 +32,7 @@ NO_RUN_TEXT = """{name} never asked for a batch; a script without a step has not
       for x, y in run.batches(train_set):
           run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))
 To measure it as it is:  paceline measure -- python {name}
-To submit it as it is:  paceline submit --nodes 1 --time 2h -- python {name}"""
+To submit it as it is:  paceline submit --gpus-per-node 1 --time 2h -- python {name}"""
 
 
 class InjectedRun(Protocol):

@@ -215,9 +215,9 @@ def submit_command(
     words = strip_launcher(command, site.interpreter)
     script = next((word for word in words if word.endswith(".py")), words[-1])
     name = re.sub(r"[^\w.-]+", "-", Path(script).stem, flags=re.ASCII)
-    gpus, hours, partition = _resolve_unplanned(asked, site, dry_run)
-    if gpus is None and partition is not None and "ranks_per_node" not in asked:
-        gpus = partition.gpus or None
+    gpus, hours, available = _resolve_unplanned(asked, site, dry_run)
+    if gpus is None:
+        gpus = available or None
     on_gpu = gpus is not None and "ranks_per_node" not in asked
     nodes, per_node = str(asked.get("nodes", "1")), gpus or 1
     folder = ((out or site.runs or RUNS_FOLDER) / name).resolve()
@@ -251,14 +251,14 @@ def strip_launcher(command: Sequence[str], python: Sequence[str]) -> tuple[str, 
     return tuple(words)
 
 
-def _resolve_unplanned(asked: JobOptions, site: SiteFile, dry_run: bool) -> tuple[int | None, float, Partition | None]:
-    """Return the ranks per node that are asked for, the hours and the partition of a job without a plan."""
+def _resolve_unplanned(asked: JobOptions, site: SiteFile, dry_run: bool) -> tuple[int | None, float, int | None]:
+    """Return the ranks per node that are asked for, the hours, and the GPUs of a node, for a job without a plan."""
     partition = find_partition(asked.get("partition") or site.partition, _list_partitions(dry_run))
     available = site.gpus_per_node or (partition.gpus if partition is not None else None)
     hours = parse_hours(asked["time"], "--time") if "time" in asked else site.hours
     if hours is None:
         raise option_error("--time", "how long may the job take? give  --time 2h", "missing-value")
-    return resolve_ranks_per_node(asked, available, partition), hours, partition
+    return resolve_ranks_per_node(asked, available, partition), hours, available
 
 
 def _send_script(file: Path, script: str, reason: str, dry_run: bool) -> SubmittedJob:

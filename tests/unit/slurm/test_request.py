@@ -105,6 +105,17 @@ def test_a_command_is_run_by_each_rank_and_requeued_while_it_saves(tmp_path, mon
     assert (tmp_path / "asked").read_text().splitlines()[-1] == "requeue 7"
 
 
+@pytest.mark.parametrize(
+    ("option", "ranks", "gpus"), [("", 2, 2), ("--gpus-per-node 1", 1, 1), ("--ranks-per-node 3", 3, None)]
+)
+def test_a_command_takes_the_gpus_that_the_site_names(tmp_path, ask, option, ranks, gpus):
+    (tmp_path / "two.yaml").write_text("gpus_per_node: 2\n")
+    told = ask(f"submit --dry-run --time 1h --json --site {tmp_path / 'two.yaml'} {option} -- torchrun train.py")
+    script = json.loads(told.out)["script"]
+    found = [re.search(rf"#SBATCH --{name}-per-node=(\d+)\n", script) for name in ("ntasks", "gpus")]
+    assert [int(number[1]) if number else None for number in found] == [ranks, gpus]
+
+
 def test_a_run_beyond_the_limit_says_how_many_jobs_it_takes(lm):
     made = asked(lm, SiteFile(partition="gpu", time_limit="2h"), nodes=1, gpus_per_node=4)
     jobs = -(-made.plan.chosen.hours * 1.3 // 2)
