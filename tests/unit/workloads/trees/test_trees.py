@@ -276,17 +276,6 @@ def test_damaged_trees_are_not_given_to_the_library(spec, tmp_path, library):
     assert paceline.open(run).classes
 
 
-def test_a_damaged_table_in_the_cache_is_read_again(spec):
-    wanted = spec(file="table.csv")
-    folder = prepare_table(wanted.data, lambda text: None).folder
-    content = (folder / "train.X.npy").read_bytes()
-    (folder / "train.X.npy").write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
-    said = []
-    prepare_table(wanted.data, said.append)
-    assert "damaged (train.X.npy was changed" in said[0]
-    assert (folder / "train.X.npy").read_bytes() == content
-
-
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_what_columns_add_is_the_whole_margin(spec, folder, tmp_path, library):
     """SHAP values of a row differ from those of another by as much as their margins do. Without the table there are
