@@ -81,35 +81,6 @@ def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[Membe
     return [MemberFile(*member, tuple(sorted(texts))) for member in zip(names, files, specs, strict=True)]
 
 
-@dataclass(frozen=True)
-class Folds:
-    rows: RowSet
-    fold: np.ndarray
-    count: int
-    test: RowSet
-
-    def split(self, member: MemberFile, fold: int | None) -> tuple[RowSet, RowSet]:
-        """Return the rows (to learn from, to evaluate on) of a member that must not see `fold`."""
-        if fold is None:
-            apart = 0 if member.stops_early else None
-        else:
-            apart = (fold + 1) % self.count if member.stops_early else fold
-        away = [number for number in (fold, apart) if number is not None]
-        learn = self.rows.select(~np.isin(self.fold, away))
-        return learn, self.test if apart is None else self.rows.select(self.fold == apart)
-
-
-def check_folds(folds: Folds, label: str) -> None:
-    words = np.array(folds.rows.labels)
-    if len(set(folds.rows.labels)) > max(20, len(words) // 10):
-        return  # numbers
-    for name in sorted(set(folds.rows.labels)):
-        own = folds.fold[words == name]
-        if len(set(own)) < min(3, folds.count):
-            few = f"too few rows ({len(own)}) for data.folds={folds.count}"
-            raise invalid_data(f"{label!r} is {name!r} in {few}; leave them out", "data.folds")
-
-
 def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
     try:
         result = train_trial(spec, out, again=True, new_process=False)
@@ -138,16 +109,37 @@ class EnsembleRequest:
     fit: RowSet
     test: RowSet
     files: Sequence[MemberFile]
-    folds: Folds | None
+    folds: int  # none for finished runs
+    fold: np.ndarray  # of each row of `fit`
     seed: int
     log: LogFn
 
+    def check_folds(self) -> None:
+        words, known = np.array(self.fit.labels), set(self.fit.labels)
+        if len(known) > max(20, len(words) // 10):
+            return  # numbers
+        for name in sorted(known):
+            own = self.fold[words == name]
+            if len(set(own)) < min(3, self.folds):
+                few = f"too few rows ({len(own)}) for data.folds={self.folds}"
+                raise invalid_data(f"{self.label!r} is {name!r} in {few}; leave them out", "data.folds")
+
+    def split(self, member: MemberFile, fold: int | None) -> tuple[RowSet, RowSet]:
+        """Return the rows (to learn from, to evaluate on) of a member that must not see `fold`."""
+        if fold is None:
+            apart = 0 if member.stops_early else None
+        else:
+            apart = (fold + 1) % self.folds if member.stops_early else fold
+        away = [number for number in (fold, apart) if number is not None]
+        learn = self.fit.select(~np.isin(self.fold, away))
+        return learn, self.test if apart is None else self.fit.select(self.fold == apart)
+
     def asked(self, task: MemberTask) -> dict[str, RowSet]:
-        if self.folds is None:
+        if not self.folds:
             return {FIT: self.fit, TEST: self.test}
         if task.fold is None:
             return {TEST: self.test}
-        return {f"fold-{task.fold + 1}": self.folds.rows.select(self.folds.fold == task.fold)}
+        return {f"fold-{task.fold + 1}": self.fit.select(self.fold == task.fold)}
 
 
 class EnsemblePasses(Passes):
@@ -155,7 +147,7 @@ class EnsemblePasses(Passes):
 
     def __init__(self, request: EnsembleRequest, folder: Path) -> None:
         self.request, self.folder, self.answers = request, folder, PredictionFiles(folder / "predictions")
-        folds = [*range(request.folds.count if request.folds is not None else 0), None]
+        folds = [*range(request.folds), None]
         self.tasks = [MemberTask(number, fold) for fold in folds for number in range(len(request.names))]
         self.samples, self.most, self.done = len(request.fit), len(self.tasks) + 1, 0
         self.combination: Combination | None = None
@@ -200,16 +192,16 @@ class EnsemblePasses(Passes):
         return compute_mean_loss(found.values, encode_labels(rows.labels, found.classes, self.request.label))
 
     def _train_member(self, task: MemberTask) -> tuple[Path, bool]:
-        request, folds = self.request, self.request.folds
-        if folds is None:
+        request = self.request
+        if not request.folds:
             return request.model.runs[task.member], True
         member = request.files[task.member]
-        learn, test = folds.split(member, task.fold)
+        learn, test = request.split(member, task.fold)
         part = "" if task.fold is None else f"-{task.fold + 1}"
         part += "-stop" if member.stops_early else ""
         tables = self.folder / "tables"
         learn_file, test_file = learn.write_once(tables, f"learn{part}"), test.write_once(tables, f"test{part}")
-        fold = "all of them" if task.fold is None else f"fold {task.fold + 1} of {folds.count}"
+        fold = "all of them" if task.fold is None else f"fold {task.fold + 1} of {request.folds}"
         request.log(f"  {member.name}: {fold}, {len(learn):,} rows to learn from")
         out = self.folder / ("members" if task.fold is None else "folds")
         cache = None if task.fold is None else out / "cache"
@@ -237,9 +229,9 @@ class EnsemblePasses(Passes):
         request, found = self.request, list[np.ndarray]()
         classes: tuple[str, ...] | None = None
         for name in request.names:
-            if kind == FIT and request.folds is not None:
-                which = request.folds.fold
-                parts = {fold: self.answers.read(name, f"fold-{fold + 1}") for fold in range(request.folds.count)}
+            if kind == FIT and request.folds:
+                which = request.fold
+                parts = {fold: self.answers.read(name, f"fold-{fold + 1}") for fold in range(request.folds)}
             else:
                 parts, which = {0: self.answers.read(name, kind)}, np.zeros(len(getattr(request, kind)), np.int64)
             classes = parts[0].classes if classes is None else classes
@@ -272,8 +264,8 @@ class EnsemblePasses(Passes):
     def equations(self, ranks: int) -> list[str]:
         request = self.request
         on = f"weights fitted on {len(request.fit):,} rows"
-        if request.folds is not None:
-            on += f", each predicted by members that were trained without its fold ({request.folds.count} folds)"
+        if request.folds:
+            on += f", each predicted by members that were trained without its fold ({request.folds} folds)"
         how = f"{request.model.combine} of {len(request.names)} members: {', '.join(request.names)}"
         return [how, on, f"evaluated on {len(request.test):,} held-out rows"]
 
@@ -327,8 +319,8 @@ class Ensemble(PassWorkload):
         for name, rows in (("to find weights from", self.request.fit), ("to test on", self.request.test)):
             if len(rows) < LEAST_ROWS:
                 raise UserError(f"{rows.file}: {len(rows)} rows {name}; {LEAST_ROWS} are needed", code="invalid-data")
-        if self.request.folds is not None:
-            check_folds(self.request.folds, self.label)
+        if self.request.folds:
+            self.request.check_folds()
 
     @cached_property
     def label(self) -> str:
@@ -353,9 +345,9 @@ class Ensemble(PassWorkload):
             rows = table_rows.drop_seen_rows(rows, runs, self._log)
         fit, test = self._held_out(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
         names = name_members(given)
-        folds = None if runs else Folds(fit, table_rows.assign_folds(fit, data.folds, seed), data.folds, test)
+        folds, fold = 0 if runs else data.folds, table_rows.assign_folds(fit, data.folds, seed)
         files = () if runs else load_member_files(model.members, names)
-        return EnsembleRequest(model, self.label, names, fit, test, files, folds, seed, self._log)
+        return EnsembleRequest(model, self.label, names, fit, test, files, folds, fold, seed, self._log)
 
     def _held_out(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
         data = self._data

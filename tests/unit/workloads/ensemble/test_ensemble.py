@@ -40,10 +40,10 @@ def test_the_ensemble_beats_both_members_and_says_how_surely(ensemble_run):
 def test_no_member_learned_from_rows_that_it_was_asked_about(request_values, ensemble_run):
     request = build_workload(build_spec(request_values)).request
     for fold in range(2):
-        learn, away = request.folds.split(request.files[0], fold)
+        learn, away = request.split(request.files[0], fold)
         assert not set(learn.numbers) & set(away.numbers)
         assert len(learn) + len(away) == 600
-        assert list(away.numbers) == list(request.fit.numbers[request.folds.fold == fold])
+        assert list(away.numbers) == list(request.fit.numbers[request.fold == fold])
         asked = PredictionFiles(ensemble_run.path / "predictions").read("trees", f"fold-{fold + 1}")
         assert len(asked.values) == len(away)
     assert not (ensemble_run.path / "folds").exists()
@@ -55,11 +55,11 @@ def test_early_stopping_looks_at_rows_of_a_fold_of_its_own(request_values, membe
 
     request = build_workload(build_spec(request_values | {"data": request_values["data"] | {"folds": 3}})).request
     stops = replace(request.files[0], spec=request.files[0].spec.replace({"train.patience": 2}))
-    learn, looked_at = request.folds.split(stops, 0)
-    asked = set(request.fit.numbers[request.folds.fold == 0])
+    learn, looked_at = request.split(stops, 0)
+    asked = set(request.fit.numbers[request.fold == 0])
     assert not asked & (set(learn.numbers) | set(looked_at.numbers))
     assert not set(learn.numbers) & set(looked_at.numbers)
-    _, looked_at = request.folds.split(stops, None)
+    _, looked_at = request.split(stops, None)
     assert looked_at.file == request.fit.file
 
 
