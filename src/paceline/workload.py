@@ -447,10 +447,8 @@ def _instantiate_workload(kind: type[Any], spec: RunSpec) -> Any:
         if hasattr(workload, "spec"):
             return workload
         wrong = "its __init__ does not pass it on"
-    raise _contract_error(
-        f"{kind.__name__} is made with the spec of its run, and {wrong}; write it as\n"
-        "  def __init__(self, spec):\n      super().__init__(spec)"
-    )
+    example = "  def __init__(self, spec):\n      super().__init__(spec)"
+    raise _contract_error(f"{kind.__name__} is made with the spec of its run, and {wrong}; write it as\n{example}")
 
 
 def _check_loss(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor | int]]:
@@ -469,9 +467,8 @@ def _check_loss(loss: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor 
             wrong = "returned a sum that does not depend on the model's parameters"
         else:
             return total, count
-        raise _contract_error(
-            f"loss {wrong}; it must return (sum of the losses, how many there were), as in\n"
-            '  return F.cross_entropy(model(x), labels, reduction="sum"), len(labels)'
-        )
+        example = '  return F.cross_entropy(model(x), labels, reduction="sum"), len(labels)'
+        needed = "(sum of the losses, how many there were)"
+        raise _contract_error(f"loss {wrong}; it must return {needed}, as in\n{example}")
 
     return checked

@@ -59,9 +59,8 @@ def describe_dependence(draws: bool) -> str:
 
 def describe_batch_layers(model: nn.Module, group: int, layout: Layout) -> list[str]:
     """Describe the groups of batch norm, and name layers whose results still depend on the layout."""
-    lines = [
-        f"batch norm over groups of {group} samples = {layout.global_batch} global / {layout.global_batch / group:.3g}"
-    ]
+    batch = layout.global_batch
+    lines = [f"batch norm over groups of {group} samples = {batch} global / {batch / group:.3g}"]
     found = [f"{name} ({type(module).__name__})" for name, module in model.named_modules() if _depends(module, layout)]
     return lines * (group > 1) + [f"{DEPENDS}: {join_names(found)} (type  paceline check)"] * bool(found)
 

@@ -90,9 +90,8 @@ def compare_first_weights(model: nn.Module) -> None:
     named = {name: p.detach().flatten() for name, p in model.named_parameters() if not p.is_meta and p.numel()}
     named = {name: p if p.is_floating_point() else p.double() for name, p in named.items()}
     norm, f64 = torch.linalg.vector_norm, torch.float64
-    mine = {
-        n: (float(p.sum(dtype=f64)), float(p[::2].sum(dtype=f64)), float(norm(p, dtype=f64))) for n, p in named.items()
-    }
+    sums = {n: (p.sum(dtype=f64), p[::2].sum(dtype=f64), norm(p, dtype=f64)) for n, p in named.items()}
+    mine = {name: tuple(map(float, found)) for name, found in sums.items()}
     (first_host, first), *others = gather_objects((socket.gethostname(), mine))
     for rank, (host, theirs) in enumerate(others, 1):
         for name in first | theirs:

@@ -60,9 +60,8 @@ class Cut:
         """Describe the stages by what is called in them, and what they send."""
         found = []
         for stage in range(len(self.messages) + 1):
-            names = list(
-                dict.fromkeys(call.name for call, s in zip(self.calls, self.stages, strict=True) if s == stage)
-            )
+            calls = (call for call, of in zip(self.calls, self.stages, strict=True) if of == stage)
+            names = list(dict.fromkeys(call.name for call in calls))
             sent = len(self.messages[stage]) if stage < len(self.messages) else 0
             more = f" (sends {sent} tensors)" if sent > 1 else ""
             found.append(f"{join_names(names[:1] + names[-1:] if len(names) > 3 else names, 4)}{more}")
@@ -154,9 +153,8 @@ def _find_ties(model: nn.Module, cut: Cut) -> list[Tie]:
     held = [cut.held_by(stage) for stage in range(len(cut.messages) + 1)]
     ties = []
     for known in names.values():
-        own = {
-            s: n for s, parts in enumerate(held) for n in reversed(known) if any(n.startswith(f"{p}.") for p in parts)
-        }
+        pairs = ((stage, name) for stage in range(len(held)) for name in reversed(known))
+        own = {stage: name for stage, name in pairs if any(name.startswith(f"{part}.") for part in held[stage])}
         ties += [Tie(known[0], own)] if len(own) > 1 else []
     return ties
 

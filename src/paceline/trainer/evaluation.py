@@ -76,13 +76,9 @@ def evaluate(job: "GradientJob", held_out: HeldOut) -> dict[str, Any]:
     everyone = dict(gather_objects((data_rank, mine)))  # ranks that share a model have the same sums
     metrics = workload.metrics(sum_chunks(list(everyone.values()), chunks))
     classes = {"classes": list(workload.classes())} if "support" in metrics else {}
-    return {"n": len(held_out.ids), "of": len(held_out.samples), **_select_recorded(metrics), **classes}
-
-
-def _select_recorded(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as plain values, without large arrays."""
-    recorded = {name: v for name, v in metrics.items() if not hasattr(v, "tolist") or v.size <= MAX_RECORDED}
-    return {n: replace_nonfinite(v.tolist()) if hasattr(v, "tolist") else v for n, v in recorded.items()}
+    found = {name: v for name, v in metrics.items() if not hasattr(v, "tolist") or v.size <= MAX_RECORDED}
+    plain = {n: replace_nonfinite(v.tolist()) if hasattr(v, "tolist") else v for n, v in found.items()}
+    return {"n": len(held_out.ids), "of": len(held_out.samples), **plain, **classes}
 
 
 @contextmanager

@@ -66,9 +66,8 @@ def list_equations(
     epochs = f"{total / samples:.3g}" if train.steps else str(train.epochs or 1)
     epochs += " epoch" if epochs == "1" else " epochs"
     length = f"{epochs} = {total} samples in {steps} steps"
-    lines.append(
-        f"{length}, {whole}" if order.growth else length if train.steps else f"{steps} steps = {epochs} {whole}"
-    )
+    by_epochs = length if train.steps else f"{steps} steps = {epochs} {whole}"
+    lines.append(f"{length}, {whole}" if order.growth else by_epochs)
     if isinstance(workload, Workload) and workload.has("schedule"):
         lines.append(f"the learning rate is the peak × {type(workload).__name__}.schedule(samples seen, {total})")
     elif train.warmup_steps is not None:

@@ -41,10 +41,8 @@ def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
 
 def describe_code(spec: RunSpec) -> dict[str, Any]:
     """Return hashes of the user's own files, by name, and of the workload that comes with a package."""
-    return {
-        "code": {name: hash_files([file]) for name, file in find_user_files(spec).items()},
-        "workload": hash_files(sorted(list_workload_files(spec))),
-    }
+    code = {name: hash_files([file]) for name, file in find_user_files(spec).items()}
+    return {"code": code, "workload": hash_files(sorted(list_workload_files(spec)))}
 
 
 def collect_determining_values(spec: RunSpec) -> dict[str, Any]:
@@ -105,10 +103,8 @@ def _check_same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> Non
     extended = [event.get("before") for event in events if (event.get("key"), event.get("now")) == (key, now)]
     if before_key != key or not extended or not isinstance(extended[-1], int) or extended[-1] < before:
         line = f"paceline train --resume {shlex.quote(str(run.path))} {before_key}=+2"
-        saved = f"but the checkpoint of step {step} was made with {before_key}={before}"
-        raise _conflict_error(
-            key, f"{run.spec_file} says {key}={now}, {saved}; put it back; to train longer, type  {line}"
-        )
+        saved = f"but the checkpoint of step {step} was made with {before_key}={before}; put it back"
+        raise _conflict_error(key, f"{run.spec_file} says {key}={now}, {saved}; to train longer, type  {line}")
 
 
 def check_same_values(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], step: int) -> None:

@@ -106,10 +106,9 @@ def _build_fsdp_plugin(config: dict[str, Any]) -> Any:
 
 def _describe_replicas(net: nn.Module, layout: Layout) -> dict[str, tuple[Any, Any]]:
     summing = net.process_group.size() if isinstance(net, DistributedDataParallel) else 1
-    return {
-        "ranks that sum gradients": (summing, layout.ranks),
-        "wrapper": (type(net).__name__, "DistributedDataParallel" if layout.ranks > 1 else type(net).__name__),
-    }
+    kind = type(net).__name__
+    wrapper = (kind, "DistributedDataParallel" if layout.ranks > 1 else kind)
+    return {"ranks that sum gradients": (summing, layout.ranks), "wrapper": wrapper}
 
 
 def _describe_shards(net: nn.Module, blocks: Sequence[nn.Module], layout: Layout) -> dict[str, tuple[Any, Any]]:

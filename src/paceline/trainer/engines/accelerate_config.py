@@ -26,8 +26,11 @@ def check_accelerate(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) 
     if layout.strategy not in ("single", "ddp", *RESHARDS):
         raise UserError(f"{request} is not supported; use ddp, fsdp or zero2, or parallel.engine=torch")
     device: str | None = parallel.device
-    if device == "auto":
-        device = _detect_device() if is_sharding(layout) else None  # else torch need not be imported
+    if device == "auto" and is_sharding(layout):
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = None if device == "auto" else device  # torch need not be imported
     if is_sharding(layout) and device == "cpu":
         reason = "needs CUDA devices: on CPUs Accelerate drops FSDP"
         raise UserError(f"{request} {reason}; use parallel.strategy=ddp, or parallel.engine=torch or deepspeed")
@@ -36,12 +39,6 @@ def check_accelerate(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) 
     if LAUNCHED in environ:
         _check_launch(spec, layout, environ)
     build_accelerate_config(spec, layout, device)
-
-
-def _detect_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:

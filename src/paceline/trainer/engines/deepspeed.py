@@ -120,10 +120,8 @@ def _describe_division(engine: Any, ranks: int, stage: int) -> dict[str, tuple[A
         parts = [(p.ds_tensor.numel(), math.ceil(p.ds_numel / ranks)) for p in params]
         small = engine.zero_param_persistence_threshold()
         whole = [p for p in params if p.ds_numel > small and p.numel() == p.ds_numel]
-        return {
-            "parts of parameters": (sum(got for got, _ in parts), sum(fair for _, fair in parts)),
-            "matrices that stay whole": (len(whole), 0),
-        }
+        held, fair = map(sum, zip(*parts, strict=True))
+        return {"parts of parameters": (held, fair), "matrices that stay whole": (len(whole), 0)}
     groups = engine.optimizer.param_groups
     held = sum(p.numel() for group in groups for p in group["params"])
     total = sum(p.numel() for p in params)
@@ -263,10 +261,8 @@ class ZeroState(State):
 
     def _described(self) -> dict[str, Any]:
         """Return names, shapes and types of all that is saved; parameters without memory, the rest as it is."""
-        model = {
-            name: _shape(value) if isinstance(value, nn.Parameter) else value.detach()
-            for name, value in self._saved().items()
-        }
+        saved = self._saved().items()
+        model = {name: _shape(x) if isinstance(x, nn.Parameter) else x.detach() for name, x in saved}
         optim: dict[str, Tensor] = {}
         for name, p in self._updated():
             optim |= {f"{name}.{key}": _shape(p) for key in self.moments}

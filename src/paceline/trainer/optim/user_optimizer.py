@@ -97,10 +97,8 @@ def _invalid_error(reason: str) -> UserError:
 def _call_workload(workload: Workload, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     optimizer: object = workload.optimizer([dict(group) for group in groups])
     if not isinstance(optimizer, torch.optim.Optimizer):
-        example = "return torch.optim.RMSprop(groups)"
-        raise _invalid_error(
-            f"optimizer(groups) returned {type(optimizer).__name__}, not an optimiser; write  {example}"
-        )
+        returned = f"optimizer(groups) returned {type(optimizer).__name__}, not an optimiser"
+        raise _invalid_error(f"{returned}; write  return torch.optim.RMSprop(groups)")
     return optimizer
 
 
@@ -124,9 +122,8 @@ def allocate_user_state(optimizer: torch.optim.Optimizer) -> None:
             raise _invalid_error(f"{kind} keeps {changed[0]!r} in its groups, where a checkpoint does not see it")
     for key, value in ((key, value) for state in optimizer.state.values() for key, value in state.items()):
         if not isinstance(value, Tensor | Number | None):
-            raise _invalid_error(
-                f"{kind} keeps {key!r} as {type(value).__name__}; a checkpoint holds tensors and numbers"
-            )
+            held = "a checkpoint holds tensors and numbers"
+            raise _invalid_error(f"{kind} keeps {key!r} as {type(value).__name__}; {held}")
 
 
 def _read_options(group: dict[str, Any]) -> dict[str, Any]:

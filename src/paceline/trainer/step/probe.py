@@ -135,13 +135,8 @@ def restore_after(step: Step) -> Iterator[Callable[[], list[Attribute]]]:
 
     def changed() -> list[Attribute]:
         rebound = [(name, key) for name, module, key, b, _ in buffers if module._buffers.get(key) is not b]
-        counted = [
-            (name, key)
-            for name, holder, old in plain
-            for key, value in _plain_attributes(holder).items()
-            if old.get(key) != value
-        ]
-        return rebound + counted
+        now = ((name, old, item) for name, holder, old in plain for item in _plain_attributes(holder).items())
+        return rebound + [(name, key) for name, old, (key, value) in now if old.get(key) != value]
 
     try:
         yield changed

@@ -36,10 +36,8 @@ class PixelFormat:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         given = read_json(file) if file.is_file() else {}
         try:
-            mean, std = (
-                tuple(float(value) for value in given.get(key) or [USUAL] * channels)
-                for key in ("image_mean", "image_std")
-            )
+            usual = [USUAL] * channels
+            mean, std = (tuple(map(float, given.get(key) or usual)) for key in ("image_mean", "image_std"))
             if not len(mean) == len(std) == channels or min(std) <= 0:
                 raise ValueError(f"image_mean and image_std must have {channels} values")
             return cls(channels, int(height), int(width), mean, std)

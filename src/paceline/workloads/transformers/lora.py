@@ -89,9 +89,8 @@ def find_frozen_products(model: nn.Module) -> list[nn.Parameter]:
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     library: Any = model
     wide = {*(library._keep_in_fp32_modules or ()), *(library._keep_in_fp32_modules_strict or ())}
-    weights = [
-        cast(nn.Parameter, m.weight) for n, m in model.named_modules() if linear_sides(m) and not wide & {*n.split(".")}
-    ]
+    linear = [m for name, m in model.named_modules() if linear_sides(m) and not wide & {*name.split(".")}]
+    weights = [cast(nn.Parameter, module.weight) for module in linear]
     frozen = (w for w in weights if w.is_floating_point() and not w.requires_grad)
     return [weight for weight in frozen if uses[id(weight)] == 1]
 

@@ -23,12 +23,8 @@ from paceline.workloads.transformers.sections import CONFIG, TABLES, TASKS
 
 TOKENIZER = "tokenizer.json"
 EXTRA_FILES = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "vocab.txt",
-    "merges.txt",
-    chat.TEMPLATE,
+    *("tokenizer_config.json", "special_tokens_map.json", "generation_config.json"),
+    *("vocab.txt", "merges.txt", chat.TEMPLATE),
 )
 """Small files that the library also reads, copied unchanged."""
 MAX_CONFIG_BYTES, MAX_REPEATED, MAX_LISTED = 1 << 22, 20_000, 1 << 20
@@ -130,9 +126,8 @@ def _read_config_file(path: Path) -> ConfigFile:
 
 def find_dropouts(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the probabilities above 0 of a config."""
-    return {
-        name: value for name, value in values.items() if "drop" in name and isinstance(value, int | float) and value > 0
-    }
+    named = {name: value for name, value in values.items() if "drop" in name}
+    return {name: value for name, value in named.items() if isinstance(value, int | float) and value > 0}
 
 
 def _iter_objects(values: dict[str, Any]) -> Iterator[dict[str, Any]]:

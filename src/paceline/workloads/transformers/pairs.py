@@ -133,9 +133,8 @@ class PairCorpus(TokenisedCorpus):
         arrays = [w for split in SPLITS for w in write_split(folder, split, source, chosen, encode)]
         train, test = (arrays[at].length - 1 for at in (1, 5))
         counts = {"train": {"samples": train}, "test": {"samples": test}}
-        return BuiltCorpus(
-            chosen, counts, arrays, f"{train:,} training and {test:,} test pairs", meta={"classes": source.tags}
-        )
+        summary = f"{train:,} training and {test:,} test pairs"
+        return BuiltCorpus(chosen, counts, arrays, summary, meta={"classes": source.tags})
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:

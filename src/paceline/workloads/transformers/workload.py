@@ -224,13 +224,10 @@ class TransformersModel(Workload):
 
     def init_from_targets(self, part: nn.Module) -> Mapping[str, Any]:
         """Return the tensors of a part of the model; weights in 4 bits as what is read into them."""
-        tensors = super().init_from_targets(part)
+        tensors = dict(super().init_from_targets(part))
         own = self.start_shapes
         packed = {name: PackedTarget(tensor) for name, tensor in tensors.items() if tensor.dtype == torch.uint8}
-        return {
-            **tensors,
-            **{n: t for n, t in packed.items() if own.get(self.init_from_name(n) or "") != tensors[n].shape},
-        }
+        return tensors | {n: t for n, t in packed.items() if own.get(self.init_from_name(n) or "") != tensors[n].shape}
 
     def data(self, split: str) -> Samples:
         if self.of_images:
