@@ -49,9 +49,8 @@ def test_three_epochs_use_every_sample_three_times(run_file, tmp_path, ranks, mi
 def test_a_kill_and_a_resume_on_another_number_of_ranks_lose_and_repeat_nothing(run_file, tmp_path, first, then):
     arguments = [str(run_file), f"parallel.ranks={first}", "--out", str(tmp_path / "runs")]
     slowly = {**os.environ, "PYTHONPATH": str(HERE), QUICK_PASSES: "10"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "train", *arguments], start_new_session=True, env=slowly
-    )
+    command = [sys.executable, "-m", "paceline", "train", *arguments]
+    process = subprocess.Popen(command, start_new_session=True, env=slowly)
     run = RunDir(tmp_path / "runs" / "run")
     assert wait_until(lambda: any(e["step"] == 9 for e in read_events(run.events_file(0), "checkpoint")), process)
     os.killpg(process.pid, signal.SIGKILL)

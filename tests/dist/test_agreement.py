@@ -10,9 +10,10 @@ import pytest
 from disagreeing import FILES, ROWS, TABLE, TEXTS, TOPICS, TRAIN, TREES, WORKLOAD, write_files
 from paceline import train
 from paceline.config import build_spec
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer import agreement
+from results import expect_error
 
 CASES = {
     "same": (TRAIN, {}, {}, ""),
@@ -65,9 +66,8 @@ def test_another_version_on_one_rank_is_named(monkeypatch):
         return [mine, (host, facts), ("other", {**facts, "torch": "2.10.0"})]
 
     monkeypatch.setattr(agreement, "gather_objects", gather)
-    with pytest.raises(UserError) as caught:
+    with expect_error("conflict", "torch") as caught:
         agreement.check_ranks_agree(build_spec({"train": {"steps": 2}}), "data")
-    assert (caught.value.code, caught.value.key) == ("conflict", "torch")
     assert "rank 2 (other)" in str(caught.value)
 
 
@@ -77,9 +77,8 @@ def test_other_weights_on_one_node_are_named(monkeypatch):
 
     assert agreement.agree_on_digest("model.init_from", lambda: "some", 0) == "some"
     monkeypatch.setattr(agreement, "gather_objects", gather)
-    with pytest.raises(UserError) as caught:
+    with expect_error("conflict", "model.init_from"):
         agreement.agree_on_digest("model.init_from", lambda: "some", 0)
-    assert (caught.value.code, caught.value.key) == ("conflict", "model.init_from")
 
 
 ODD = """
@@ -174,9 +173,8 @@ def test_ranks_that_do_not_hold_the_same_end_the_run(tmp_path, row):
         assert train(spec, tmp_path, show=False).status == "finished"
         return
     code, key, text, step = ended
-    with pytest.raises(PacelineError) as caught:
+    with expect_error(code, key, PacelineError) as caught:
         train(spec, tmp_path, show=False)
-    assert (caught.value.code, caught.value.key) == (code, key)
     assert text in str(caught.value)
     sealed = [path.name for path in RunDir(tmp_path / "odd").checkpoints.glob("step-*")]
     assert max(sealed, default="step-00000000") == f"step-{step:08d}", "what is corrupt is not saved"

@@ -83,9 +83,8 @@ def own(tmp_path):
         train = {"steps": 4, "global_batch": 24, "lr": 1e-3, "optimizer": "sgd", "clip": 0}
         train |= {"schedule": "constant", "warmup": 0}
         parallel = {"threads": 1, "timeout_s": 120, "device": "cpu"}
-        return build_spec(
-            {"workload": f"{tmp_path}/models.py:{kind}", "train": train, "parallel": parallel}, {}
-        ).replace(values)
+        run = {"workload": f"{tmp_path}/models.py:{kind}", "train": train, "parallel": parallel}
+        return build_spec(run).replace(values)
 
     return spec
 

@@ -19,9 +19,8 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 @pytest.fixture(scope="module")
 def spec(small):
     """24 samples per step divide among 2 and 4 ranks, and 8 steps stay within an epoch of 203."""
-    return small.replace(
-        {"train.steps": 8, "train.evaluate_every": 8, "train.checkpoint_every": 8, "parallel.ranks": 2}
-    )
+    length = {"train.steps": 8, "train.evaluate_every": 8, "train.checkpoint_every": 8}
+    return small.replace({**length, "parallel.ranks": 2})
 
 
 @pytest.fixture(scope="module")

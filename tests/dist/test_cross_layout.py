@@ -19,12 +19,8 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 PAIRS = [
     *(("fsdp:4", "single"), ("fsdp:2+tensor:2+pipeline:2", "ddp:2"), ("ddp:2", "tensor:2")),
     *(("tensor:2+sequence", "pipeline:2:interleaved"), ("pipeline:2:1f1b", "zero1:2"), ("zero1:2", "hsdp:2x2")),
-    *(
-        ("hsdp:2x2", "fsdp:2+tensor:2"),
-        ("single", "zero2:2"),
-        ("context:2", "fsdp:4"),
-        ("hsdp:2x2", "fsdp:2+context:2"),
-    ),
+    *(("hsdp:2x2", "fsdp:2+tensor:2"), ("single", "zero2:2"), ("context:2", "fsdp:4")),
+    ("hsdp:2x2", "fsdp:2+context:2"),
 ]
 STEPS, HALF = 4, 2
 IN_ONE_FILE = ("fsdp:4", "pipeline:2:1f1b", "zero1:2")
@@ -84,9 +80,7 @@ def test_one_file_holds_the_whole_state_and_needs_no_paceline(halfway, words):
     found = load_file(last / "state.safetensors")
     weights = {name.removeprefix("model."): it for name, it in found.items() if name.startswith("model.")}
     moments = {name: it for name, it in found.items() if name.startswith("optim.")}
-    assert {name: it.shape for name, it in weights.items()} == {
-        name: moments[f"optim.{name}.exp_avg"].shape for name in weights
-    }
+    assert all(it.shape == moments[f"optim.{name}.exp_avg"].shape for name, it in weights.items())
     single = RunResult(halfway("single"), None).weights()
     assert compare_weights(single, weights).value <= 1e-4
     assert {float(moments[f"optim.{name}.step"]) for name in weights} == {STEPS}
@@ -97,9 +91,8 @@ def test_auto_saves_by_what_a_checkpoint_costs(tiny_lm, tmp_path):
     spec = tiny_lm.replace({"train.steps": 24, "train.evaluate_every": 24, "train.evaluate_on": 8, "parallel.ranks": 2})
     plain = train(spec, tmp_path / "plain", show=False)
     auto = train(spec.replace({"train.checkpoint_every": "auto"}), tmp_path / "auto", show=False)
-    events = [
-        [json.loads(line) for line in RunDir(auto.path).events_file(rank).read_text().splitlines()] for rank in (0, 1)
-    ]
+    lines = [RunDir(auto.path).events_file(rank).read_text().splitlines() for rank in (0, 1)]
+    events = [list(map(json.loads, found)) for found in lines]
     saved = [[event["step"] for event in found if event["kind"] == "checkpoint"] for found in events]
     assert saved[0] == saved[1]
     assert saved[0][0] == 20

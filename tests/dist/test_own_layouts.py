@@ -7,11 +7,10 @@ from layout_rows import parts_after
 
 from paceline import train
 from paceline.config import build_spec
-from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import parse_layout
 from paceline.trials.check import check
-from results import check_holds
+from results import check_holds, expect_error
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -172,17 +171,15 @@ def test_check_finds_a_wrong_gradient(encoder, fault, layout):
 )
 def test_what_cannot_be_divided_is_rejected_before_ranks_start(encoder, kind, layout, code, key, tmp_path):
     spec = encoder(kind).replace({f"parallel.{name}": value for name, value in parse_layout(layout).items()})
-    with pytest.raises(UserError) as caught:
+    with expect_error(code, f"parallel.{key}"):
         train(spec, tmp_path, show=False)
-    assert (caught.value.code, caught.value.key) == (code, f"parallel.{key}")
     assert not any(tmp_path.iterdir())
 
 
 def test_ranks_that_draw_other_weights_do_not_start_and_copies_of_a_group_stay_one_model(own, tmp_path):
     changes = {"parallel.strategy": "hsdp", "parallel.ranks": 4, "train.steps": 3}
-    with pytest.raises(UserError) as caught:
+    with expect_error("conflict", "model"):
         train(own("Own").replace(changes), tmp_path, show=False)
-    assert (caught.value.code, caught.value.key) == ("conflict", "model")
     held = run_ranks(parts_after, (own("Same").replace(changes),), 4)
     assert held[0] == held[2]
     assert held[1] == held[3]

@@ -85,11 +85,8 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     save_state(tmp_path / "runs" / "checkpoints", state, meta, score=0.5)
     checkpoint = find_newest(tmp_path / "runs" / "checkpoints", nothing_to_say)
     assert checkpoint == Checkpoint(tmp_path / "runs" / "checkpoints" / "step-00000007", 7, meta, 0.5)
-    fresh = {
-        "model": {name: torch.zeros_like(t) for name, t in model.items()},
-        "optim": {0: {"m": torch.zeros(4, requires_grad=True)}},
-        "scaler": {},
-    }
+    zeros = {name: torch.zeros_like(t) for name, t in model.items()}
+    fresh = {"model": zeros, "optim": {0: {"m": torch.zeros(4, requires_grad=True)}}, "scaler": {}}
     restore_checkpoint(checkpoint, fresh)
     flat, expected = staging.flatten_state(fresh), staging.flatten_state(state)
     assert flat.keys() == expected.keys()
@@ -266,14 +263,12 @@ def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path: Path, damage: str) 
 
 def test_what_a_killed_run_left_behind_is_named_and_removed_by_the_next_save(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    for name in (".step-00000002.writing", ".step-00000003.writing", ".step-00000000.deleting"):
+    unfinished = (".step-00000002.writing", ".step-00000003.writing")
+    for name in (*unfinished, ".step-00000000.deleting"):
         shutil.copytree(tmp_path / "step-00000001", tmp_path / name)
     checkpoint, said = found(tmp_path)
     assert checkpoint.step == 1
-    assert said == [
-        f"checkpoint {tmp_path / name} is skipped: it was not finished"
-        for name in (".step-00000002.writing", ".step-00000003.writing")
-    ]
+    assert said == [f"checkpoint {tmp_path / name} is skipped: it was not finished" for name in unfinished]
     save(tmp_path, 2)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
 

@@ -8,7 +8,7 @@ from paceline.config import build_spec
 from paceline.errors import PacelineError, UserError
 from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
-from results import tensors_of
+from results import expect_error, tensors_of
 
 OWN = """
 import torch
@@ -69,9 +69,8 @@ def own(tmp_path_factory):
 
     def spec(kind, parallel=None, **more):
         values = {"steps": 20, "global_batch": 8, "evaluate_every": 2, **more}
-        return build_spec(
-            {"workload": f"{file}:{kind}", "train": values, "parallel": {"threads": 1, **(parallel or {})}}
-        )
+        parallel = {"threads": 1, **(parallel or {})}
+        return build_spec({"workload": f"{file}:{kind}", "train": values, "parallel": parallel})
 
     return spec
 
@@ -109,9 +108,8 @@ def test_an_optimiser_may_have_state_before_its_first_step(own, tmp_path):
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(own, tmp_path, kind, more, code, key):
-    with pytest.raises(PacelineError) as caught:
+    with expect_error(code, key, PacelineError) as caught:
         train(own(kind, **more), tmp_path, show=False)
-    assert (caught.value.code, caught.value.key) == (code, key)
     assert "\n" not in str(caught.value).split("\n\n")[0]
 
 

@@ -61,17 +61,13 @@ def test_others_stop(spec, error):
 
 def test_what_takes_as_much_as_before_is_no_way_out(small):
     """Of a tiny model on cores all but a little is the process itself."""
-    told = suggest_memory_savings(
-        small.replace({"model.width": 4, "model.heads": 1, "model.ffn": 4, "train.global_batch": 2})
-    )
-    assert len(told.splitlines()) == 1
+    tiny = small.replace({"model.width": 4, "model.heads": 1, "model.ffn": 4, "train.global_batch": 2})
+    assert len(suggest_memory_savings(tiny).splitlines()) == 1
     assert len(suggest_memory_savings(LARGE).splitlines()) > 1
 
 
 def test_what_cannot_be_priced_has_no_ways_out(tmp_path):
-    own = (
-        "from paceline import Workload\nclass Own(Workload):\n    def prepare(self, say):\n        raise MemoryError\n"
-    )
-    (tmp_path / "own.py").write_text(own)
+    own = "class Own(Workload):\n    def prepare(self, say):\n        raise MemoryError\n"
+    (tmp_path / "own.py").write_text("from paceline import Workload\n" + own)
     assert suggest_memory_savings(build_spec({"workload": f"{tmp_path}/own.py:Own"})) == ""
     assert suggest_memory_savings(build_spec({"workload": "topics", "data": {"path": "counts.npz"}})) == ""

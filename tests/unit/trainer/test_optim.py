@@ -128,9 +128,8 @@ def test_muon_moves_matrices_as_torchs_does():
     ours, theirs = nn.Linear(6, 9, bias=False), nn.Linear(6, 9, bias=False)
     theirs.load_state_dict(ours.state_dict())
     train = Train(optimizer="muon", clip=0.0, momentum=0.95, weight_decay=0.1, precision="bf16")
-    state = State.new(
-        ParallelModel(ours, [ours], collect_local_parameters([ours], 1), parameters=54), train, torch.device("cpu")
-    )
+    whole = ParallelModel(ours, [ours], collect_local_parameters([ours], 1), parameters=54)
+    state = State.new(whole, train, torch.device("cpu"))
     set_lr(state.optimizer, 0.1)
     torchs = torch.optim.Muon(theirs.parameters(), lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for seed in range(5):

@@ -36,20 +36,16 @@ def run(model="build", data=None, train=None, **more):
     section = model if isinstance(model, dict) else {"build": model}
     section = {**section, "build": f"{MODELS}:{section['build']}"}
     train = {"steps": 6, "global_batch": 16, "lr": 1e-2, "warmup": 0.0, **(train or {})}
-    return build_spec(
-        {"workload": "keras", "model": section, "data": data or {}, "train": train, "parallel": {"threads": 1}, **more}
-    )
+    values = {"workload": "keras", "model": section, "data": data or {}, "train": train}
+    return build_spec({**values, "parallel": {"threads": 1}, **more})
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run with every trap: dropout, statistics, a weight that is regularised."""
     arguments = {"dropout": 0.3, "norm": True, "penalty": 1e-2}
-    spec = run(
-        {"build": "build", "arguments": arguments},
-        {"classes": ["a", "b", "c"]},
-        {"checkpoint_every": 3, "schedule": "constant"},
-    )
+    model, data = {"build": "build", "arguments": arguments}, {"classes": ["a", "b", "c"]}
+    spec = run(model, data, {"checkpoint_every": 3, "schedule": "constant"})
     return paceline.train(spec, tmp_path_factory.mktemp("runs"), show=False)
 
 
@@ -120,9 +116,8 @@ def test_one_word_and_paths_beside_the_run_file(tmp_path):
     other = load(tmp_path / "run.yaml", ["model=mine.py:frozen"])
     assert (other.model.build, other.origin("model.build")) == ("mine.py:frozen", "command line")
     assert len(build_workload(spec).data("test")) == 17
-    assert build_workload(load(tmp_path / "run.yaml", [f"data={MODELS}:data"])).fingerprint() == (
-        build_workload(spec).fingerprint()
-    )
+    other = load(tmp_path / "run.yaml", [f"data={MODELS}:data"])
+    assert build_workload(other).fingerprint() == build_workload(spec).fingerprint()
 
 
 def test_a_frozen_part_stays_and_a_loss_is_named_in_the_run_file(tmp_path):
@@ -283,7 +278,6 @@ def test_the_page_says_what_becomes_of_every_argument_callback_and_optimiser():
     assert [key for key in keys if key[1] not in sections[key[0]].model_fields] == []
 
 
-keras = import_keras()
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 EXAMPLES = DOCS / "examples" / "moving"
 PAGE = (DOCS / "moving" / "keras.md").read_text(encoding="utf-8")

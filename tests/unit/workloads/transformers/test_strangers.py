@@ -98,11 +98,8 @@ def test_code_templates_and_adapters_beside_a_model_are_left_alone(folder, run_f
     (folder / "planted.py").write_text(PLANTED)
     (folder / "custom_generate").mkdir()
     (folder / "custom_generate" / "generate.py").write_text(PLANTED)
-    code = {
-        "AutoConfig": "planted.Config",
-        "AutoModelForCausalLM": "planted.Model",
-        "AutoTokenizer": ["planted.T", None],
-    }
+    code = {"AutoConfig": "planted.Config", "AutoModelForCausalLM": "planted.Model"}
+    code["AutoTokenizer"] = ["planted.T", None]
     pipelines = {"mine": {"impl": "planted.Pipeline", "pt": ["AutoModelForCausalLM"]}}
     edit(folder / "config.json", {"auto_map": code, "custom_pipelines": pipelines, "use_kernels": True})
     template = "{{ ''.__class__.__mro__[1].__subclasses__() }}{% include 'planted.py' %}"
@@ -112,10 +109,9 @@ def test_code_templates_and_adapters_beside_a_model_are_left_alone(folder, run_f
     (folder / "generation_config.json").write_text(json.dumps({"custom_generate": str(folder), "max_length": 10**9}))
     adapter = {"peft_type": "LORA", "auto_mapping": {"parent_library": "planted"}, "base_model_name_or_path": "x/y"}
     (folder / "adapter_config.json").write_text(json.dumps(adapter))
-    result = paceline.train(
-        run_file("llama", **{"model.init_from": str(folder), "train.steps": 1}), tmp_path, show=False
-    )
-    paceline.plan(run_file("llama", **{"model.init_from": str(folder)}))
+    spec = run_file("llama", **{"model.init_from": str(folder), "train.steps": 1})
+    result = paceline.train(spec, tmp_path, show=False)
+    paceline.plan(spec)
     paceline.export(result.path, tmp_path / "out")
     assert watched == []
     written = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -174,9 +170,8 @@ def test_no_kernel_of_the_hub_is_loaded_even_where_its_loader_is_installed(tmp_p
         ({"model_type": "mamba2", **sides, "num_heads": 8, "head_dim": 8}, "causal_lm"),
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])}
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, json.dumps(rows)], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", BUILD, json.dumps(rows)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(rows), done.stdout
     assert not mark.exists(), mark.read_text()

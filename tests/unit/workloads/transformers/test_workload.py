@@ -208,9 +208,8 @@ def test_a_bare_model_begins_a_classifier(hf, run_file, tmp_path):
     whole = transformers.AutoModelForSequenceClassification.from_pretrained(hf / "bert")
     whole.bert.save_pretrained(tmp_path / "bare")
     (tmp_path / "bare" / "tokenizer.json").write_bytes((hf / "bert" / "tokenizer.json").read_bytes())
-    spec = run_file(
-        "bert", **CLASSIFY, **{"model.init_from": str(tmp_path / "bare"), "train.steps": 1, "train.lr": 1e-9}
-    )
+    bare = {"model.init_from": str(tmp_path / "bare"), "train.steps": 1, "train.lr": 1e-9}
+    spec = run_file("bert", **CLASSIFY, **bare)
     result = train(spec, tmp_path, show=False)
     weights = result.weights()
     for name, tensor in whole.bert.state_dict().items():
@@ -272,9 +271,8 @@ def test_a_config_alone_begins_with_random_weights_and_a_learned_vocabulary(hf, 
 
 
 PAGE = Path(__file__).parents[4] / "docs" / "transformers.md"
-RUN_FILES = [
-    yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-]
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+RUN_FILES = [yaml.safe_load(text) for text in BLOCKS]
 
 
 @pytest.mark.parametrize("values", RUN_FILES, ids=[values["name"] for values in RUN_FILES])
