@@ -18,14 +18,7 @@ from torch import Tensor
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import hash_file, hash_value
 from paceline.trainer.checkpoint import reader, staging, writer
-from paceline.trainer.checkpoint.reader import (
-    MANIFEST,
-    Checkpoint,
-    find_best,
-    find_newest,
-    read_tensors,
-    restore_checkpoint,
-)
+from paceline.trainer.checkpoint.reader import MANIFEST, Checkpoint, read_tensors, restore_checkpoint
 from paceline.trainer.checkpoint.writer import CheckpointWriter
 
 
@@ -48,13 +41,7 @@ def save_state(folder: Path, state: dict[str, Any], meta: dict[str, Any], **how:
 
 def found(folder: Path) -> tuple[Checkpoint, list[str]]:
     said: list[str] = []
-    checkpoint = find_newest(folder, said.append)
-    assert checkpoint is not None
-    return checkpoint, said
-
-
-def nothing_to_say(text: str) -> None:
-    raise AssertionError(text)
+    return reader.find_newest(folder, said.append), said
 
 
 def newest(folder: Path) -> Checkpoint:
@@ -83,7 +70,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     state = {"model": model, "optim": {0: {"m": torch.randn(4, requires_grad=True)}}, "scaler": {}}
     meta = {"step": 7, "loss": 0.25, "name": "é", "nested": {"a": [1, None]}}
     save_state(tmp_path / "runs" / "checkpoints", state, meta, score=0.5)
-    checkpoint = find_newest(tmp_path / "runs" / "checkpoints", nothing_to_say)
+    checkpoint = newest(tmp_path / "runs" / "checkpoints")
     assert checkpoint == Checkpoint(tmp_path / "runs" / "checkpoints" / "step-00000007", 7, meta, 0.5)
     zeros = {name: torch.zeros_like(t) for name, t in model.items()}
     fresh = {"model": zeros, "optim": {0: {"m": torch.zeros(4, requires_grad=True)}}, "scaler": {}}
@@ -166,8 +153,7 @@ def test_part_of_a_state_can_be_restored(tmp_path: Path) -> None:
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3, 4, 5, keep=2, scores={1: 0.1, 2: 0.9, 3: 0.2, 4: float("nan")})
     assert names(tmp_path) == ["step-00000002", "step-00000004", "step-00000005"]
-    checkpoint = find_best(tmp_path, nothing_to_say)
-    assert checkpoint is not None
+    checkpoint = reader.find_best(tmp_path, pytest.fail)
     assert (checkpoint.step, checkpoint.score) == (2, 0.9)
 
 
@@ -176,11 +162,10 @@ def test_best_skips_damaged_ones_and_falls_back_to_the_newest(tmp_path: Path) ->
     said: list[str] = []
     expected = [2, 3, 1, 4]  # the best, the newer of equals, the other, those without a score
     for step in expected:
-        checkpoint = find_best(tmp_path, said.append)
-        assert checkpoint is not None
+        checkpoint = reader.find_best(tmp_path, said.append)
         assert checkpoint.step == step
         flip(checkpoint.path / "__0_0.distcp")
-    assert find_best(tmp_path, said.append) is None
+    assert reader.find_best(tmp_path, said.append) is None
     assert len(said) == 1 + 2 + 3 + 4
 
 

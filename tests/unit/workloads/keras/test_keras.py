@@ -145,12 +145,7 @@ def test_a_loss_of_ones_own_weights_and_a_model_without_shapes(tmp_path):
 
 @pytest.mark.parametrize(
     ("model", "data"),
-    [
-        ("focal", "yes_or_no"),
-        ("questions", "three_answers"),
-        ("by_number", "yes_or_no"),
-        ("difference", "yes_or_no"),
-    ],
+    [("focal", "yes_or_no"), ("questions", "three_answers"), ("by_number", "yes_or_no"), ("difference", "yes_or_no")],
 )
 def test_compiled_losses_and_metrics_are_those_of_evaluate(model, data):
     """Accuracy means what the shapes say, (n,) is compared with (n, 1), and weights are for weighted metrics."""

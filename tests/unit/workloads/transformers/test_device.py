@@ -9,12 +9,7 @@ import transformers
 import hf_models
 from paceline.data.corpora.labelled import Tokens
 from paceline.parallel.compile import find_equal_layers
-from paceline.workloads.transformers.device import (
-    PackedTexts,
-    call_on_device,
-    compute_losses_in_head,
-    make_masks_on_device,
-)
+from paceline.workloads.transformers import device
 from paceline.workloads.transformers.samples import LabelledTexts
 
 CAUSAL, SEQ2SEQ, CLASSES = (f"AutoModelFor{task}" for task in ("CausalLM", "Seq2SeqLM", "SequenceClassification"))
@@ -65,7 +60,7 @@ def test_losses_in_the_head_are_those_of_all_logits(kind, auto, frozen, possible
     expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     with context:
-        losses = compute_losses_in_head(call, model, labels)
+        losses = device.compute_losses_in_head(call, model, labels)
     assert (losses is not None) is possible
     assert "forward" not in vars(model.get_output_embeddings())
     if losses is None:
@@ -90,7 +85,7 @@ def test_masks_that_ask_nothing_are_the_same(kind, auto):
         inputs |= {"attention_mask": shown}
         inputs["input_ids"][1:, 15:] = 0
     expected = model(**inputs).logits
-    with make_masks_on_device():
+    with device.make_masks_on_device():
         torch.testing.assert_close(model(**inputs).logits, expected)
 
 
@@ -117,7 +112,7 @@ def packed_texts(first):
 def test_texts_end_to_end_are_classified_as_padded_ones(kind, first, agrees):
     """Those of a decoder are classified by their last token, which is not looked for."""
     model = build(kind, CLASSES, **({"pad_token_id": 0} if kind == "roberta" else {}))
-    packing = PackedTexts(model, find_equal_layers(model))
+    packing = device.PackedTexts(model, find_equal_layers(model))
     packed, padded = packed_texts(first)
     assert packed.inputs["input_ids"].shape == (1, 256)
     assert packing.agrees(model, packed.inputs, padded.inputs) is agrees
@@ -125,7 +120,7 @@ def test_texts_end_to_end_are_classified_as_padded_ones(kind, first, agrees):
         return
     gradients = []
     for batch in (padded, packed):
-        logits = call_on_device(model, batch.inputs, packing).logits
+        logits = device.call_on_device(model, batch.inputs, packing).logits
         F.cross_entropy(logits, batch.labels, ignore_index=-100, reduction="sum").backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
         model.zero_grad(set_to_none=True)
