@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from paceline import Workload, train
-from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.launch.environment import SINGLE_RANK
@@ -97,20 +96,6 @@ def save(tmp_path):
         return tmp_path / name
 
     return write
-
-
-@pytest.fixture
-def ask(capfd):
-    """A command that ends with this code; what it says to standard error."""
-
-    def answer(words, code):
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        said = capfd.readouterr().err
-        assert ended.value.code == code, said
-        return said
-
-    return answer
 
 
 def same(model, weights):
@@ -206,19 +191,21 @@ def test_a_resumed_run_does_not_need_the_file_once_it_has_a_checkpoint(tmp_path,
     (start,) = read_events(RunDir(result.path).events_file(0), "start")
     assert start["weights"]["digest"] == open_weights(file).digest()
     file.unlink()
-    ask(["train", "--resume", str(result.path), "train.steps=+1", "--quiet"], 0)
+    assert ask("train", "--resume", result.path, "train.steps=+1", "--quiet").code == 0
 
     shutil.rmtree(result.path / "checkpoints" / "step-00000002")
     shutil.rmtree(result.path / "checkpoints" / "step-00000003")
     save({**weights, "up.bias": weights["up.bias"] + 1})
-    assert "has changed since" in ask(["train", "--resume", str(result.path), "--quiet"], 2)
+    answer = ask("train", "--resume", result.path, "--quiet")
+    assert answer.code == 2
+    assert "has changed since" in answer.err
     save(weights)
-    ask(["train", "--resume", str(result.path), "--quiet"], 0)
+    assert ask("train", "--resume", result.path, "--quiet").code == 0
 
 
 def test_another_run_begins_with_the_weights_of_one(tmp_path, run, weights, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
-    ask(["train", "--from", str(run.path), "train.steps=1", "train.lr=1e-30", "--quiet"], 0)
+    assert ask("train", "--from", run.path, "train.steps=1", "train.lr=1e-30", "--quiet").code == 0
     spec = RunDir(Path("runs/run-next")).spec()
     assert (spec.model.init_from, spec.train.steps, spec.train.global_batch) == (run.path, 1, 10)
     result = train(spec_of(name="again", **{"train.lr": 1e-30}), tmp_path, init_from=run.path, show=False)
@@ -233,9 +220,9 @@ def test_weights_and_texts_have_one_vocabulary(tmp_path, small, monkeypatch, ask
     data = {"data.source": "csv", "data.path": tmp_path / "rows.csv", "data.vocab": 300, "train.steps": 1}
     first = train(small.replace({"model.layers": 1, **data}), tmp_path, show=False).path
     Path("more.csv").write_text("\n".join(["text,label", *(row.replace("wheel", "saddle") for row in rows)]) + "\n")
-    ask(["train", "--from", str(first), "data.path=more.csv", "--quiet"], 0)
+    assert ask("train", "--from", first, "data.path=more.csv", "--quiet").code == 0
     assert RunDir(Path("runs/small-next")).spec().data.tokenizer == first / "kept" / "tokenizer.json"
 
-    words = ["train", "--from", str(first), "data.path=more.csv", "data.tokenizer=null", "--quiet"]
-    said = ask(words, 2)
-    assert "data.tokenizer=" in said
+    answer = ask("train", "--from", first, "data.path=more.csv", "data.tokenizer=null", "--quiet")
+    assert answer.code == 2
+    assert "data.tokenizer=" in answer.err
