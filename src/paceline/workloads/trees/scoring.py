@@ -85,23 +85,17 @@ def sum_ndcg(scores: np.ndarray, labels: np.ndarray, starts: np.ndarray) -> dict
     return {"loss": float((1 - ndcg[0]).sum()), "ndcg_at_10": float(ndcg[1].sum()), "weight": len(starts)}
 
 
-@dataclass(frozen=True)
 class HeldOutRows:
     """A rank's chunks of the held-out rows; a query is in one chunk."""
 
-    split: RowSplit
-    target: TableTarget
-    edges: np.ndarray
-    mine: range
-
-    @classmethod
-    def of(cls, split: RowSplit, target: TableTarget, rank: int, world: int) -> "HeldOutRows":
+    def __init__(self, split: RowSplit, target: TableTarget, rank: int, world: int) -> None:
         edges = np.append(np.arange(0, len(split), CHUNK), len(split))
         if split.queries is not None:
             ends = np.append(split.queries, len(split))
             edges = np.unique(ends[np.searchsorted(ends, edges)])
         count = len(edges) - 1
-        return cls(split, target, edges, range(count * rank // world, count * (rank + 1) // world))
+        self.split, self.target, self.edges = split, target, edges
+        self.mine = range(count * rank // world, count * (rank + 1) // world)
 
     @property
     def rows(self) -> slice:

@@ -38,7 +38,7 @@ class TreePasses(Passes):
         self.best: float | None = None
         self.rounds = load_library(job.model.library)(job)
         test = job.table.split("test")
-        self.held_out = HeldOutRows.of(test, job.target, self.rank_info.rank, self.rank_info.world)
+        self.held_out = HeldOutRows(test, job.target, self.rank_info.rank, self.rank_info.world)
         self.rounds.held_out = test.X[self.held_out.rows]
         self.metric = load_metric(job.model.metric)
         self.notes: list[str] = []

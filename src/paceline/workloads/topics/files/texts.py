@@ -5,7 +5,7 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 
@@ -82,16 +82,12 @@ def read_text(
     return SparseCounts(kept, len(terms), vocabulary=terms, names=counter.names or None)
 
 
-@dataclass
 class TermCounter:
     """One pass over texts: nonzeros in batches, with terms numbered as they come or by a given vocabulary."""
 
-    options: TextOptions
-    fixed: Sequence[str] | None = None
-    documents: int = 0
-    names: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, options: TextOptions, fixed: Sequence[str] | None = None) -> None:
+        self.options, self.fixed, self.documents = options, fixed, 0
+        self.names: list[str] = []
         stop = sorted(read_stop_words(self.options.stop_words))
         self._stop = len(stop)  # the first numbers are theirs, and are left out
         self._number: dict[str, int] = {word: number for number, word in enumerate(stop)}

@@ -6,7 +6,7 @@ momentum). Where the loss rises, the fit returns to the last good image and take
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -38,31 +38,22 @@ class PassResult:
     exposed_s: float
 
 
-@dataclass
 class AcceleratedEM:
     """The state of a fit and its step. `L` holds this rank's documents; F is transposed, (terms, k)."""
 
-    documents: ReadPasses
-    L: Tensor
-    Ft: Tensor
-    options: FitOptions = field(default_factory=FitOptions)
-    accelerate: bool = True
-    check: int = 1  # passes per loss: on some devices the loss takes half as long as the rest of a pass
-    all_documents: int = 0
-    losses: list[float] = field(default_factory=list)
-    passes: int = 0
-    momentum: float = 1.0
-    residual: float = 1.0
-    moved: float = 1.0
-    drift: float = 1.0
-    """Share of their mass by which the topics moved between the last two measurements, agreed on by all ranks."""
-    drifted: float = 1.0
-
-    def __post_init__(self) -> None:
-        self.alone = not self.all_documents
+    def __init__(self, documents: ReadPasses, L: Tensor, Ft: Tensor, options: FitOptions, everyone: int = 0) -> None:
+        """Begin at a point. `everyone`: the documents of all ranks, if there are others."""
+        self.documents, self.L, self.Ft, self.options = documents, L, Ft, options
+        self.accelerate = True
+        self.check = 1  # passes per loss: on some devices the loss takes half as long as the rest of a pass
+        self.losses: list[float] = []
+        self.passes = 0
+        self.momentum = self.residual = self.moved = self.drifted = 1.0
+        self.drift = 1.0  # share of the topics' mass that moved between two measurements, agreed on by all ranks
+        self.alone = not everyone
         self.leads = self.alone or dist.get_rank() == 0
-        self.all_documents = self.all_documents or len(self.L)
-        self.L_before, self.Ft_before = self.L.clone(), self.Ft.clone()
+        self.all_documents = everyone or len(L)
+        self.L_before, self.Ft_before = L.clone(), Ft.clone()
         self.L_safe, self.Ft_safe = self.L_before, self.Ft_before
         self.has_before = self.leaped = False
         self.turned = 0.0  # above 0 where a step points back: the leap was too long

@@ -82,9 +82,10 @@ class FitProblem:
         return self.resume_at(L, Ft, options)
 
     def resume_at(self, L: Tensor, Ft: Tensor, options: FitOptions) -> AcceleratedEM:
-        check = DENSE_CHECK if self.device.type == "cuda" and not self.counts.sparse else 1
-        everyone = 0 if self.alone else self.counts.documents
-        return AcceleratedEM(self.documents, L, Ft, options, check=check, all_documents=everyone)
+        fit = AcceleratedEM(self.documents, L, Ft, options, 0 if self.alone else self.counts.documents)
+        if self.device.type == "cuda" and not self.counts.sparse:
+            fit.check = DENSE_CHECK
+        return fit
 
 
 def build_problem(counts: Counts, device: str | torch.device = "cpu", *, alone: bool = False) -> FitProblem:
@@ -287,7 +288,8 @@ def _keep_largest(L: Tensor, Ft: Tensor, per_document: Tensor, k: int) -> tuple[
 
 
 def _run_passes(some: StartSample, point: tuple[Tensor, Tensor], count: int, accelerate: bool = False) -> AcceleratedEM:
-    fit = AcceleratedEM(some.passes, *point, accelerate=accelerate)
+    fit = AcceleratedEM(some.passes, *point, FitOptions())
+    fit.accelerate = accelerate
     for _ in range(count):
         fit.step()
     return fit
