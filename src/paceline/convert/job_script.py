@@ -142,16 +142,9 @@ def build_site(sources: Sequence[Settings], ranks_per_task: int) -> dict[str, An
         site["cpus_per_rank"] = int(cores) // ranks_per_task
     if memory := re.fullmatch(r"(\d+[KMGT]?)B?", str(known.get("mem")), re.IGNORECASE):
         site["memory"] = memory[1].upper()
-    if (hours := _parse_time(str(known.get("time", "")))) is not None:
+    if (hours := parse_slurm_time(str(known.get("time", "")))) is not None:
         site["time_limit"] = format_slurm_time(hours)
     return {key: value for key, value in (site | _read_shell(sources)).items() if value not in (None, {}, [])}
-
-
-def _parse_time(text: str) -> float | None:
-    try:
-        return parse_slurm_time(text) if re.fullmatch(r"[\d:-]+", text) else None
-    except ValueError:
-        return None
 
 
 def _read_devices(known: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,10 +102,6 @@ def enable_stack_dump(file: int | None = None) -> bool:
     return False
 
 
-def disable_stack_dump() -> None:
-    faulthandler.unregister(STACK_SIGNAL)
-
-
 def request_stack(pid: int) -> None:
     """Signal the main thread of a process to dump its stack: another one may handle it too late."""
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)

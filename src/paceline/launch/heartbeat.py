@@ -8,6 +8,7 @@
 The stack is written by a thread, so that a rank that hangs in a collective or in the user's code leaves it too.
 """
 
+import faulthandler
 import json
 import os
 import socket
@@ -147,7 +148,7 @@ class Heartbeat:
         if self._watcher is not None:
             self._watcher.join()
         if self._dumps_stack:
-            hang_traces.disable_stack_dump()
+            faulthandler.unregister(hang_traces.STACK_SIGNAL)
         while self._files:
             os.close(self._files.pop())
 
