@@ -22,8 +22,8 @@ COMMAND_PRIORITY = 1
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?(e-?\d+)?")
 PYTHON = re.compile(r"python[\d.]*")
-VARIABLE = re.compile(r"\$\{?\w+(\[[@*]\])?\}?")
-"""A word that only the running job knows: before a program it is a launcher, or the interpreter."""
+VARIABLE = re.compile(r"\$\{?\w+(\[[@*]\])?\}?|jsrun|lrun|ibrun")
+"""A word that only the running job, or its cluster, knows: before a program it is a launcher, or the interpreter."""
 MIN_TRAINER_OPTIONS = 2
 """So many names of TrainingArguments among the options of a script make it one of the Trainer,"""
 COMMON_OPTIONS = {"learning_rate", "output_dir", "max_steps", "warmup_ratio", "max_grad_norm", "adam_beta1"}
@@ -139,7 +139,7 @@ def _strip_wrappers(words: list[str]) -> list[str]:
     while words:
         if Path(words[0]).name in PROGRAMS["prefixes"] or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
-        elif (_is_wrapper(words) or VARIABLE.fullmatch(words[0])) and (start := _find_program(words[1:])) is not None:
+        elif (_is_wrapper(words) or VARIABLE.fullmatch(words[0])) and (start := find_program(words[1:])) is not None:
             words = words[1 + start :]
         elif VARIABLE.fullmatch(words[0]) and words[1:2] and words[1].endswith(".py"):
             return ["python", *words[1:]]
@@ -172,7 +172,7 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
         rest = choose_command(evaluate_script(wrapped, line.environment).commands).words
     python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
     started = tool_of(rest, line.environment)
-    if scheduled and not started and not python and (start := _find_program(rest[1:])) is not None:
+    if scheduled and not started and not python and (start := find_program(rest[1:])) is not None:
         extra.append(("wrapper", shlex.join(rest[: start + 1]), note("for the shell: put it before  paceline train")))
         rest = rest[start + 1 :]
         started = tool_of(rest, line.environment)
@@ -342,15 +342,15 @@ def _parse_option(text: str, following: list[str], table: KeyTable) -> tuple[str
     after = following[0] if following else "-"
     alone = key in table.flags or (after.startswith("-") and not NEGATIVE_NUMBER.fullmatch(after))
     alone = alone or (key in table.optional_numbers and not after.isdecimal())
-    if alone or (table.rule(key) is None and (after.endswith(".py") or _find_program(following) == 0)):
+    if alone or (table.rule(key) is None and (after.endswith(".py") or find_program(following) == 0)):
         return key, True, 0
     return key, after, 1
 
 
 def _starts_something(words: Sequence[str]) -> bool:
-    return _find_program(words) is not None or any(word.endswith(".py") for word in words)
+    return find_program(words) is not None or any(word.endswith(".py") for word in words)
 
 
-def _find_program(words: Sequence[str]) -> int | None:
+def find_program(words: Sequence[str]) -> int | None:
     """Return where the command that a wrapper or launcher starts begins; None without a known one."""
     return next((i for i, word in enumerate(words) if _tool_named(words[i:]) or Path(word).name in SHELLS), None)

@@ -53,10 +53,9 @@ def _derive_ranks(draft: Draft) -> int | None:
     equation = ""
     if draft.value("one_process"):  # whatever num_processes is
         if ranks and ranks > 1 and "parallel.strategy" not in draft.claims:
-            equation = draft.describe("one_process")
-            draft.fill_in["parallel.ranks"] = f"{equation} starts one process, and not {ranks}"
+            draft.fill_in["parallel.ranks"] = f"{draft.describe('one_process')} starts one process, and not {ranks}"
             draft.override("ranks", "one_process")
-            ranks = 1
+            ranks, equation = 1, draft.describe("one_process")
         draft.drop("one_process", Outcome.KEPT, "one process is started")
     if per_node and ranks and nodes is None and ranks % per_node == 0:
         nodes = ranks // per_node

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.convert.commands import PROGRAMS, list_preparations, parse_options, read_command, tool_of
+from paceline.convert.commands import PROGRAMS, find_program, list_preparations, parse_options, read_command, tool_of
 from paceline.convert.draft import SECRET
 from paceline.convert.key_tables import load_table
 from paceline.convert.rules import note
@@ -80,6 +80,10 @@ def read_job(text: str, name: str, folder: Path, variables: Mapping[str, str] | 
     extra += [(f"line {line}", error[:60], note("it is not valid bash", review=True)) for line, error in script.errors]
     beside = note("it does not start the ranks: run it as before")
     extra += [("command", shlex.join(command.words), beside) for command in started if command not in ranks]
+    if not started:
+        unread = [one.words for one in script.commands if one.words[0] not in ("echo", *PROGRAMS["prepare_shell"])]
+        none = note("no command that adopt knows", review=True)
+        extra += [("command", shlex.join(words), none) for words in unread if find_program(words[1:-1]) is not None]
     exports = {key: value for key, value in script.exports.items() if key in table.rules}
     if exports or extra:
         sources.append(Settings(name, table, exports, folder, extra=tuple(extra)))
@@ -151,12 +155,11 @@ def _read_devices(known: Mapping[str, Any]) -> dict[str, Any]:
     """Return number and kind of the GPUs of a node."""
     numbers = (str(known.get(key, 0)) for key in ("nodes", "ntasks", "ntasks_per_node"))
     nodes, tasks, each = (int(number) if number.isdecimal() else 0 for number in numbers)
-    tasks = each or tasks // (nodes or 1) or 1
     for key in ("gres", "gpus_per_node", "gpus", "gpus_per_task"):
         rule = load_table("slurm").rule(key)
         claims = rule(known[key]).claims if rule is not None and key in known else {}
         count = claims.get("gpus_per_node") or claims.get("gpus", 0) // (nodes or 1)
-        if count := count or claims.get("gpus_per_task", 0) * tasks:
+        if count := count or claims.get("gpus_per_task", 0) * (each or tasks // (nodes or 1) or 1):
             return {"gpus_per_node": count, "gpu_type": claims.get("device_name")}
     return {}
 

@@ -237,6 +237,7 @@ def test_a_command(command, expected):
         ("#!/bin/sh\nif true; then\n  torchrun --nproc_per_node=2 $HOME/t.py\nfi\n", 2),
         ("#!/bin/sh\npython -m pip install x\npython -c 'import x'\npython t.py\n", 1),
         ("#!/bin/sh\n#SBATCH --gres=gpu:4\ntorchrun t.py\n", 1),
+        ("#!/bin/sh\nenroot start --root image bash -c 'torchrun --nproc_per_node=2 t.py'\n", 2),
         ("#!/bin/sh\n#SBATCH -N 9\nsrun --nodes=8 torchrun --nnodes 8 --nproc_per_node=2 t.py\n", 16),
         ("#!/bin/sh\n#SBATCH -N 2 --tasks-per-node=1 --gpus-per-task 3\naccelerate launch t.py\n", 6),
         ("#!/bin/sh\n#SBATCH -N 2 --gres=gpu:3\nsrun -N1 ray start\nsrun bash -c 'rm -r x'\nsrun -n6 python t.py\n", 6),
@@ -260,7 +261,7 @@ def test_accelerate_starts_one_process_where_nothing_is_distributed(tmp_path, ki
     assert became(adopted, "mixed_precision") == "kept"
 
 
-@pytest.mark.parametrize("word", ['"${MPI_LAUNCH[@]}" python', "$MPI python", "$PYTHON"])
+@pytest.mark.parametrize("word", ['"${MPI_LAUNCH[@]}" python', "$MPI python", "$PYTHON", "jsrun -r 4 python"])
 def test_an_unknown_launcher_is_pointed_out(tmp_path, word):
     adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\nsource common.sh\n{word} t.py --batch_size 4\n")
     assert holds(adopted, "{workload: t.py, train: {global_batch: 4}}")
@@ -282,6 +283,12 @@ def test_a_configuration_of_the_script_s_own_is_left_to_it(tmp_path):
 def test_devices_asked_for_in_all_or_by_task_are_in_the_site_file(tmp_path, options):
     adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\n#SBATCH -N 2 {options}\nsrun torchrun t.py\n")
     assert adopted.site["gpus_per_node"] == 3
+
+
+def test_a_command_of_another_launcher_is_listed(tmp_path):
+    text = "#!/bin/sh\n#SBATCH -N 2\nmodule load python gcc\nflurun -n 2 python t.py --lr 0.1\necho python t.py done\n"
+    adopted = adopted_of(tmp_path, "job.sh", text)
+    assert [row.value for row in adopted.rows if row.review] == ["flurun -n 2 python t.py --lr 0.1"]
 
 
 def test_one_process_on_several_nodes_is_to_fill_in(tmp_path):

@@ -26,7 +26,6 @@ from paceline.workloads.transformers.sections import CONFIG, PREPROCESSOR, TASKS
 UNKEYED = ("layerdrop", "drop_path", "droppath")
 """Parts of the names of probabilities by which whole layers are left out: they are drawn by pass, not by sample."""
 BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")  # though the library calls them causal
-SIZES = ("hidden_size", "num_hidden_layers")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ANY_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast"}
 PREFIX = "base_model.model."
@@ -79,7 +78,7 @@ def build_config(file: ConfigFile) -> Any:
 def build_sized_config(file: ConfigFile) -> Any:
     """Build the config of a file that gives its sizes; of other names for them the library would take its defaults."""
     config = build_config(file)
-    for name in SIZES:
+    for name in ("hidden_size", "num_hidden_layers"):
         own = config.attribute_map.get(name, name)
         if own not in file.values and name not in file.values and own in vars(config):
             raise invalid_data(f"{file.path}: it has no {own}, so the size of the model is not known", own)
@@ -89,7 +88,11 @@ def build_sized_config(file: ConfigFile) -> Any:
 def find_model_class(config: Any, task: str) -> Any:
     """Return the library's class; UserError names the tasks that this architecture has, if any."""
     classes = {name: getattr(import_transformers(), row.auto)._model_mapping for name, row in TASKS.items()}
-    possible = [name for name, known in classes.items() if _takes(known, config)]
+    possible = [  # not those that take the part of a config that is about text
+        name
+        for name, known in classes.items()
+        if type(config) in known and isinstance(config, getattr(known[type(config)], "config_class", object))
+    ]
     if getattr(config, "is_encoder_decoder", False) and "causal_lm" in possible:
         possible.remove("causal_lm")  # that would be the decoder alone
     if task in possible:
@@ -98,11 +101,6 @@ def find_model_class(config: Any, task: str) -> Any:
     hint = hint if possible else f"none of {', '.join(TASKS)} fits it"
     message = f"model.task={task}: not supported for the architecture {config.model_type!r}; {hint}"
     raise UserError(message, code="not-supported", key="model.task")
-
-
-def _takes(known: Any, config: Any) -> bool:
-    """Whether one of the library's classes takes a config, and not only the part of it that is about text."""
-    return type(config) in known and isinstance(config, getattr(known[type(config)], "config_class", None) or object)
 
 
 def find_renamed(model: Any, names: Iterable[str]) -> dict[str, str]:
