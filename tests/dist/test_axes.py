@@ -14,7 +14,7 @@ from paceline.launch.local import run_ranks
 from paceline.layout import layout_of, parse_layout
 from paceline.trials.check import check, compare_weights
 from paceline.workload import build_workload
-from results import check_holds, steps_of
+from results import check_holds, expect_error, steps_of
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -156,6 +156,5 @@ def test_sequences_are_divided_where_the_workload_can(workload, tmp_path):
     model = {"config": save("bert", tmp_path, "AutoModelForMaskedLM"), "task": "masked_lm"}
     section = {"model": model} if workload == "transformers" else {}
     spec = build_spec({"workload": workload, "parallel": parse_layout("context:2"), **section})
-    with pytest.raises(UserError) as error:
+    with expect_error("not-supported"):
         build_workload(spec).suits(layout_of(spec))
-    assert error.value.code == "not-supported"

@@ -24,6 +24,7 @@ from paceline.launch.hang_diagnosis import ProcessMonitor
 from paceline.launch.local import reserve_port, run_ranks
 from paceline.launch.process_group import RankCores, divide_cores, join_ranks
 from paceline.launch.signals import SECOND_INTERRUPT_S, StopRequest
+from results import expect_error
 
 HERE = Path(__file__).parent
 QUICK_S = 100.0  # for a whole job with a failed rank on a busy machine; peers that are not ended work for LONG_S
@@ -51,9 +52,8 @@ def test_ranks_that_have_done_their_work_do_not_need_the_process_they_came_from(
 
 def test_the_process_that_starts_ranks_is_named_where_it_was_stopped_and_a_rank_waited_in_vain(tmp_path):
     monitor = ProcessMonitor(tmp_path, 60.0)
-    with pytest.raises(RunFailed, match="SIGSTOP") as error:
+    with expect_error("rank-unresponsive", match="SIGSTOP", kind=RunFailed):
         run_ranks(stop_the_server, ("timed out waiting for clients",), 2, preload=(), monitor=monitor)
-    assert error.value.code == "rank-unresponsive"
 
 
 # From here on they come from a process that has imported torch already: what is new is how they end.

@@ -9,7 +9,7 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.config import registry
-from paceline.errors import UserError
+from results import expect_error
 
 PACKAGE = Path(__file__).parents[1] / "plugin"
 RUN = "name: line\nworkload: line\ndata: {points: 64}\ntrain: {steps: 6, global_batch: 16, lr: 0.1}\n"
@@ -61,8 +61,7 @@ def test_all_verbs_take_a_workload_of_an_installed_package(found, capsys, tmp_pa
 
 def test_an_unknown_name_is_answered_with_the_installed_ones_too(found, tmp_path):
     (tmp_path / "line.yaml").write_text(RUN.replace("workload: line", "workload: lime"))
-    with pytest.raises(UserError) as error:
+    with expect_error("unknown-name") as error:
         paceline.load(tmp_path / "line.yaml")
-    assert error.value.code == "unknown-name"
     for part in ("did you mean 'line'?", ", ".join([*registry.BUILT_IN, "line"])):
         assert part in str(error.value)

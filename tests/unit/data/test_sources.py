@@ -23,6 +23,7 @@ from paceline.data.corpora import docstrings, labelled
 from paceline.data.corpora.labelled import LabelledCorpus, LabelledSource, open_source
 from paceline.errors import UserError
 from paceline.workloads.classifier.sections import TextData
+from results import expect_error
 
 AG_NEWS = Path(__file__).resolve().parents[4] / "shared" / "data" / "ag_news"
 needs_ag_news = pytest.mark.skipif(not AG_NEWS.is_dir(), reason=f"AG News is not at {AG_NEWS}")
@@ -188,9 +189,8 @@ BROKEN: list[tuple[str, str, bytes, dict[str, Any], str, str]] = [
 def test_a_broken_file_is_named(tmp_path: Path, kind: str, content: bytes, fields: Any, code: str, named: str) -> None:
     path = tmp_path / "rows"
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
+    with expect_error(code) as caught:
         _ = opened(path, kind, **fields).classes()
-    assert caught.value.code == code
     assert str(path) in str(caught.value)
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -206,13 +206,11 @@ def test_an_unknown_test_label_is_named(tmp_path: Path) -> None:
     train = write(tmp_path, "csv", [("a", "sport"), ("b", "news")])
     test = write(tmp_path, "csv", [("a", "sport"), ("b", "sports")], "test")
     source = opened(train, "csv", test_path=test)
-    with pytest.raises(UserError, match="did you mean 'sport'") as refused:
+    with expect_error("invalid-data", match="did you mean 'sport'"):
         list(source.test())
-    assert refused.value.code == "invalid-data"
     empty = write(tmp_path, "csv", [], "none")
-    with pytest.raises(UserError) as refused:
+    with expect_error("invalid-data", "data.test_path"):
         list(opened(train, "csv", test_path=empty).test())
-    assert (refused.value.code, refused.value.key) == ("invalid-data", "data.test_path")
 
 
 MISPLACED: list[tuple[dict[str, Any], str, str]] = [
@@ -234,17 +232,15 @@ MISPLACED: list[tuple[dict[str, Any], str, str]] = [
 def test_a_misplaced_path_is_named_at_once(tmp_path: Path, fields: dict[str, Any], code: str, key: str) -> None:
     write(tmp_path, "csv", ROWS)
     given = {key: tmp_path / value if "path" in key else value for key, value in fields.items()}
-    with pytest.raises(UserError) as refused:
+    with expect_error(code, key):
         open_source(TextData(**given))
-    assert (refused.value.code, refused.value.key) == (code, key)
 
 
 def test_parquet_without_pyarrow_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "parquet", ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError) as refused:
+    with expect_error("not-installed"):
         _ = opened(path, "parquet").classes()
-    assert refused.value.code == "not-installed"
 
 
 # --- AG News ------------------------------------------------------------------------------------------------------
@@ -291,9 +287,8 @@ def test_ag_news_is_cleaned_gently(raw: str, clean: str) -> None:
     ],
 )
 def test_broken_ag_news_is_named(tmp_path: Path, train: str, code: str, named: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with expect_error(code) as refused:
         list(ag_folder(tmp_path, train).train())
-    assert refused.value.code == code
     assert named in str(refused.value)
 
 

@@ -17,10 +17,11 @@ from paceline.data.corpora import docstrings
 from paceline.data.corpora.documents import PART_CHARACTERS, TokenStreams, Windows, find_text_files, open_documents
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.corpora.tokenizer import read_tokenizer
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed
 from paceline.io.files import expand_cache
 from paceline.workloads.classifier.sections import TextData
 from paceline.workloads.lm.sections import LMData
+from results import expect_error
 
 QUIET = lambda line: None  # noqa: E731
 
@@ -193,16 +194,14 @@ def test_bad_input_has_a_code(tmp_path, row):
     for name, content in given.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=path.split("*")[-1]) as refused:
+    with expect_error(code, match=path.split("*")[-1]):
         TokenStreams.prepare(data_of(tmp_path, tmp_path / path))
-    assert refused.value.code == code
 
 
 def test_fields_that_do_not_go_together():
     for fields, code in (({"source": "text"}, "missing-value"), ({"path": "a.txt"}, "conflict")):
-        with pytest.raises(UserError) as refused:
+        with expect_error(code):
             open_documents(LMData(**fields))
-        assert refused.value.code == code
 
 
 def tokens_of(length):
@@ -346,9 +345,8 @@ def test_documents_end_with_its_end(tmp_path):
     assert set(ids.tolist()) == {1, 2, 7}
     without = write_tokenizer(tmp_path / "none.json", ["<odd>"])
     data = LMData(source="text", path=texts, tokenizer=without, cache=tmp_path / "cache")
-    with pytest.raises(UserError, match=r"add one of \[END\]") as refused:
+    with expect_error("invalid-data", "data.tokenizer", match=r"add one of \[END\]"):
         TokenStreams.prepare(data)
-    assert (refused.value.code, refused.value.key) == ("invalid-data", "data.tokenizer")
 
 
 BROKEN = {
@@ -365,6 +363,5 @@ BROKEN = {
 def test_a_broken_file_has_a_code(tmp_path, name):
     make, code = BROKEN[name]
     make(tmp_path / "t.json")
-    with pytest.raises(UserError, match=r"t\.json") as refused:
+    with expect_error(code, "data.tokenizer", match=r"t\.json"):
         read_tokenizer(tmp_path / "t.json")
-    assert (refused.value.code, refused.value.key) == (code, "data.tokenizer")

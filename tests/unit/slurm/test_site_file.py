@@ -7,6 +7,7 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.slurm.site_file import SiteFile, read_site
+from results import expect_error
 
 
 @pytest.fixture
@@ -54,9 +55,8 @@ def test_the_recipes_are_valid_and_their_keys_are_on_the_page(recipe):
 def test_what_is_wrong_is_named_in_one_line(tmp_path, text, code, key):
     file = tmp_path / "site.yaml"
     file.write_text(text)
-    with pytest.raises(UserError) as error:
+    with expect_error(code, key) as error:
         read_site(file)
-    assert (error.value.code, error.value.key) == (code, key)
     assert "\n" not in str(error.value)
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from paceline import resume, train, trust
 from paceline.config import build_spec
-from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.resume_guard import collect_determining_values, find_user_files, list_workload_files
+from results import expect_error
 
 OWN = """
 import numpy as np
@@ -68,9 +68,8 @@ def test_what_is_moved_and_not_changed_goes_on(run):
 
 
 def assert_conflict(key, run, overrides=(), **how):
-    with pytest.raises(UserError) as refused:
+    with expect_error("conflict", key) as refused:
         resume(run, overrides, show=False, **how)
-    assert (refused.value.code, refused.value.key) == ("conflict", key)
     return str(refused.value)
 
 
