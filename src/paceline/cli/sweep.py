@@ -3,7 +3,7 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from paceline.api import train
 from paceline.cli.arguments import load_spec
@@ -43,17 +43,10 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 def _parse_options(arguments: argparse.Namespace) -> SweepOptions:
     if arguments.random and arguments.optuna:
         raise option_error("--optuna", "--random draws trials too; leave one out", "conflict")
-    found: SweepOptions = {
-        "search": "optuna" if arguments.optuna else "random" if arguments.random else "grid",
-        "halving": arguments.halving,
-        "jobs": arguments.jobs,
-        "score": arguments.score,
-        "seed": arguments.seed,
-        "retry": arguments.retry,
-    }
-    if arguments.trials is not None:
-        found["trials"] = arguments.trials
-    return found
+    given = {name: getattr(arguments, name) for name in ("trials", "halving", "jobs", "score", "seed", "retry")}
+    given["search"] = "optuna" if arguments.optuna else "random" if arguments.random else "grid"
+    found: Any = {name: value for name, value in given.items() if value is not None}
+    return cast(SweepOptions, found)
 
 
 def _run_one_trial(plan: SweepPlan, number: int) -> int:
