@@ -14,10 +14,10 @@ from paceline.io.files import flatten_keys
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.measurement.progress import (
     AnyTrial,
-    MeasureRuns,
     MeasureState,
     MeasureTrial,
     build_rows,
+    complete_runs,
     trim_reason,
     write_measurement,
 )
@@ -83,8 +83,8 @@ def measure(
     trials = build_trials(spec, ranks, options.get("layouts", ()), steps, weak)
     folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"
     request = {"name": spec.name, "kind": "weak" if weak else "strong", "steps": steps, "spec": spec.dump()}
-    runs = MeasureRuns(folder, trials, options.get("repeats", REPEATS), log)
-    with runs.complete(request, select_comparable, options.get("retry", False)) as state:
+    repeats, retry = options.get("repeats", REPEATS), options.get("retry", False)
+    with complete_runs(folder, trials, repeats, request, select_comparable, retry, log) as state:
         specs = {trial.label: trial.spec for trial in trials if isinstance(trial, MeasureTrial) and trial.spec}
         rows, total = build_rows(trials, state), count_total_samples(folder, state)
         return write_measurement(build_measurement(folder, state, rows, total, price, specs), state)

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,63 +93,58 @@ class MeasureTrial:
 AnyTrial: TypeAlias = MeasureTrial | FailedRow
 
 
-@dataclass(frozen=True)
-class MeasureRuns:
-    """The runs of a measurement, which measure.json keeps: one that was stopped is resumed."""
+@contextmanager
+def complete_runs(
+    folder: Path,
+    trials: Sequence[AnyTrial],
+    repeats: int,
+    request: MeasureState,
+    comparable: Callable[[MeasureState], Mapping[str, Any]],
+    retry: bool,
+    log: LogFn,
+) -> Iterator[MeasureState]:
+    """Run what measure.json lacks and yield its state, while nobody else has the folder: what was stopped is resumed.
 
-    folder: Path
-    trials: Sequence[AnyTrial]
-    repeats: int
-    log: LogFn
+    `comparable` selects what must be the same in this request and in the one that the folder was started with.
+    """
+    make_output_folder(folder)
+    with RunDir(folder).lock(log):
+        state = load_state(folder, request, comparable)
+        if retry:
+            state.pop("out_of_memory", None)
+            for trial in trials:
+                state["failed"].pop(trial.label, None)
 
-    @contextmanager
-    def complete(
-        self, request: MeasureState, comparable: Callable[[MeasureState], Mapping[str, Any]], retry: bool
-    ) -> Iterator[MeasureState]:
-        """Run what is missing and yield the state, while nobody else has the folder.
+        def run(task: tuple[MeasureTrial, int], slot: int) -> dict[str, Any]:
+            trial, repeat = task
+            log(f"{trial.label}: repeat {repeat + 1} of {repeats}")
+            path = folder / trial.run_name(repeat)
+            shutil.rmtree(path, ignore_errors=True)  # of a measurement that was killed
+            with UsageSampler(trial.ranks) as usage:
+                times = trial.run(path)
+            return {"label": trial.label, "times": to_flat(times), "usage": select_usage(usage, times)}
 
-        `comparable` selects what must be the same in this request and in the one that the folder was started with.
-        """
-        make_output_folder(self.folder)
-        with RunDir(self.folder).lock(self.log):
-            state = load_state(self.folder, request, comparable)
-            if retry:
-                state.pop("out_of_memory", None)
-                for trial in self.trials:
-                    state["failed"].pop(trial.label, None)
-            run_trials(
-                self._list_missing(state),
-                lambda task, slot: self._run(*task),
-                lambda task, result: self._record(state, *task, result),
-            )
-            yield state
+        def record(task: tuple[MeasureTrial, int], result: dict[str, Any] | PacelineError) -> None:
+            trial, repeat = task
+            if isinstance(result, PacelineError):
+                state["failed"][trial.label] = str(result)
+                if isinstance(result, OutOfMemory):
+                    state.setdefault("out_of_memory", []).append(trial.label)
+                log(f"{trial.label}: {str(result).splitlines()[0]}")
+            else:
+                state["done"][trial.run_name(repeat)] = result
+            write_json(folder / "measure.json", state)
 
-    def _list_missing(self, state: MeasureState) -> Iterator[tuple[MeasureTrial, int]]:
-        for trial, repeat in interleave_repeats(self.trials, self.repeats):
-            if isinstance(trial, FailedRow):
-                state["failed"][trial.label] = trial.why
-            elif trial.run_name(repeat) not in state["done"] and trial.label not in state["failed"]:
-                yield trial, repeat
+        run_trials(_list_missing(interleave_repeats(trials, repeats), state), run, record)
+        yield state
 
-    def _run(self, trial: MeasureTrial, repeat: int) -> dict[str, Any]:
-        self.log(f"{trial.label}: repeat {repeat + 1} of {self.repeats}")
-        path = self.folder / trial.run_name(repeat)
-        shutil.rmtree(path, ignore_errors=True)  # of a measurement that was killed
-        with UsageSampler(trial.ranks) as usage:
-            times = trial.run(path)
-        return {"label": trial.label, "times": to_flat(times), "usage": select_usage(usage, times)}
 
-    def _record(
-        self, state: MeasureState, trial: MeasureTrial, repeat: int, result: dict[str, Any] | PacelineError
-    ) -> None:
-        if isinstance(result, PacelineError):
-            state["failed"][trial.label] = str(result)
-            if isinstance(result, OutOfMemory):
-                state.setdefault("out_of_memory", []).append(trial.label)
-            self.log(f"{trial.label}: {str(result).splitlines()[0]}")
-        else:
-            state["done"][trial.run_name(repeat)] = result
-        write_json(self.folder / "measure.json", state)
+def _list_missing(tasks: Iterable[tuple[AnyTrial, int]], state: MeasureState) -> Iterator[tuple[MeasureTrial, int]]:
+    for trial, repeat in tasks:
+        if isinstance(trial, FailedRow):
+            state["failed"][trial.label] = trial.why
+        elif trial.run_name(repeat) not in state["done"] and trial.label not in state["failed"]:
+            yield trial, repeat
 
 
 ELSEWHERE = "measure into another folder with  --out FOLDER"

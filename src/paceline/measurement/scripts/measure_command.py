@@ -14,10 +14,10 @@ from paceline.launch.root_cause import SECONDARY_ERROR_PATTERN
 from paceline.measurement.diagnosis import FROM_OUTSIDE
 from paceline.measurement.measure import REPEATS, STEPS
 from paceline.measurement.progress import (
-    MeasureRuns,
     MeasureTrial,
     build_rows,
     collect_times,
+    complete_runs,
     write_measurement,
 )
 from paceline.measurement.result import Measurement, build_measurement
@@ -147,8 +147,8 @@ def measure_command(
     folder = Path(out) if out is not None else Path("runs") / f"{command.name}-measure"
     request: dict[str, Any] = {"name": command.name, "steps": steps, "spec": {}}
     request |= {"command": list(words), "steps_by": steps_by}
-    runs = MeasureRuns(folder, trials, repeats, log)
-    with runs.complete(request, _select_comparable, options.get("retry", False)) as state:
+    retry = options.get("retry", False)
+    with complete_runs(folder, trials, repeats, request, _select_comparable, retry, log) as state:
         rows = build_rows(trials, state)
         batches = [row.batch.global_batch or 0 for row in drop_failed(rows)]
         same = len(batches) < 2 or 0 < max(batches) <= (1 + SAME_BATCH) * min(batches)
