@@ -1,13 +1,14 @@
 """What the rounds of one rank depend on, the library that trains them, and rounds of LightGBM."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import util
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
 
+from paceline.config import RunSpec
 from paceline.data.prepared_table import PreparedTable, TableTarget, Task
 from paceline.errors import UserError
 from paceline.launch.environment import RankInfo
@@ -29,17 +30,13 @@ LIGHTGBM_NAMES = {
 }
 
 
-@dataclass(frozen=True)
 class BoostingJob:
-    model: TreesModel
-    data: TreesData
-    table: PreparedTable
-    target: TableTarget
-    seed: int
-    rank_info: RankInfo
-    threads: int
-    timeout_s: float
-    device: str = "cpu"
+    def __init__(
+        self, spec: RunSpec, table: PreparedTable, target: TableTarget, rank_info: RankInfo, device: str
+    ) -> None:
+        self.model, self.data = cast(TreesModel, spec.model), cast(TreesData, spec.data)
+        self.table, self.target, self.rank_info, self.device = table, target, rank_info, device
+        self.seed, self.timeout_s, self.threads = spec.train.seed, spec.parallel.timeout_s, torch.get_num_threads()
 
     @cached_property
     def rows(self) -> slice:

@@ -6,7 +6,6 @@ A chunk is on one rank as a whole, so that its sums are the same on any number o
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -143,16 +142,11 @@ def _compute_metrics(sums: dict[str, Any], target: TableTarget) -> dict[str, Any
     return {"rmse": mean_square**0.5, "mae": sums["apart"] / weight, **explained}
 
 
-@dataclass(frozen=True)
 class CustomMetric:
     """The user's own function of the labels and the predictions of all held-out rows; the main rank calls it."""
 
-    reference: str
-    function: Callable[..., Any]
-
-    @property
-    def name(self) -> str:
-        return self.reference.rpartition(":")[2]
+    def __init__(self, reference: str, function: Callable[..., Any]) -> None:
+        self.reference, self.function, self.name = reference, function, reference.rpartition(":")[2]
 
     def evaluate(self, held_out: HeldOutRows, margins: np.ndarray) -> float:
         margins = np.concatenate(gather_objects(margins))

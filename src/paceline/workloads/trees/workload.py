@@ -182,19 +182,9 @@ class Trees(PassWorkload):
             raise _not_supported("data.memory", "=disk is for model.library=xgboost; leave one of them out")
 
     def passes(self, device: Any) -> TreePasses:
-        spec = self.spec
-        job = BoostingJob(
-            model=self._model,
-            data=self._data,
-            table=self.table,
-            target=self.target,
-            seed=spec.train.seed,
-            rank_info=self.rank_info or SINGLE_RANK,
-            threads=torch.get_num_threads(),
-            timeout_s=spec.parallel.timeout_s,
-            device=_choose_tree_device(self._model.library, device, spec.parallel.device == "cuda"),
-        )
-        found = TreePasses(job, spec.train)
+        where = _choose_tree_device(self._model.library, device, self.spec.parallel.device == "cuda")
+        job = BoostingJob(self.spec, self.table, self.target, self.rank_info or SINGLE_RANK, where)
+        found = TreePasses(job, self.spec.train)
         if job.device != str(device):
             found.notes = [CPU_BUILD.format(self._model.library)]
         return found
