@@ -72,8 +72,8 @@ def _derive_ranks(draft: Draft) -> int | None:
         draft.fill_in["parallel.ranks"] = f"{unknown[0]} is {AT_RUN_TIME}"
     if ranks and ranks > 1 and "started_alone" in draft.claims and equation.startswith("one per device"):
         draft.fill_in["parallel.ranks"] = f"one process is started, on {ranks} devices; a rank for each is assumed"
-    elif nodes and nodes > 1 and "started_alone" in draft.claims and not draft.value("starts_tasks"):
-        draft.fill_in["parallel.ranks"] = f"one process is started, on {nodes} nodes"
+    elif ranks == 1 and "started_alone" in draft.claims and (nodes or 1) * (_count_gpus(draft, nodes or 1) or 1) > 1:
+        draft.fill_in["parallel.ranks"] = "one process is started, though the job has several nodes or devices"
     if ranks is None:
         draft.fill_in["parallel.ranks"] = "no file gives the number of devices; the run file is for one"
         return None

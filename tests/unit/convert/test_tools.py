@@ -291,8 +291,12 @@ def test_a_command_of_another_launcher_is_listed(tmp_path):
     assert [row.value for row in adopted.rows if row.review] == ["flurun -n 2 python t.py --lr 0.1"]
 
 
-def test_one_process_on_several_nodes_is_to_fill_in(tmp_path):
-    adopted = adopted_of(tmp_path, "job.sh", "#!/bin/sh\n#SBATCH -N 2\nsrun -n2 ray start\npython t.py\n")
+@pytest.mark.parametrize(
+    ("asked", "start"),
+    [("-N 2", "python"), ("-N 1 --gres=gpu:4", "python"), ("-N 2 --gres=gpu:4", "srun -N1 -n1 python")],
+)
+def test_one_process_on_several_nodes_or_devices_is_to_fill_in(tmp_path, asked, start):
+    adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\n#SBATCH {asked}\nsrun -n2 ray start\n{start} t.py\n")
     assert "parallel.ranks" in adopted.fill_in
 
 
