@@ -7,10 +7,10 @@ import yaml
 
 import paceline
 from paceline.config import build_spec
-from paceline.errors import UserError
 from paceline.layout import layout_of
 from paceline.slurm.site_file import read_site
 from paceline.trainer.engines.deepspeed_config import check_deepspeed
+from results import expect_error
 
 ACCELERATE_FSDP = """---
 {compute_environment: LOCAL_MACHINE, debug: false, distributed_type: FSDP, downcast_bf16: 'no', machine_rank: 0,
@@ -274,9 +274,8 @@ def test_a_configuration_of_the_script_s_own_is_left_to_it(tmp_path):
     adopted = adopted_of(tmp_path, "job.sh", "#!/bin/sh\ntorchrun --nproc_per_node=2 t.py --config own.yaml --lr 0.1\n")
     assert holds(adopted, "{workload: t.py, train: {lr: 0.1}, parallel: {ranks: 2}}")
     assert [row.key for row in adopted.rows if row.review] == ["--config"]
-    with pytest.raises(UserError) as told:
+    with expect_error("invalid-format"):
         paceline.adopt(tmp_path / "own.yaml")
-    assert told.value.code == "invalid-format"
 
 
 @pytest.mark.parametrize("options", ["--gpus=6", "--gpus-per-task=a100:3 --ntasks=2"])
@@ -348,9 +347,8 @@ def test_a_job_script_makes_a_site_file_too(tmp_path):
     assert (site.gpus_per_node, site.gpu_type, site.modules) == (2, "a100", ("cuda/12.6.3",))
     assert site.variables == {"NCCL_IB_DISABLE": "0"}
     assert site.setup == ("conda activate x",)
-    with pytest.raises(UserError) as error:
+    with expect_error("conflict"):
         adopted_of(tmp_path, "job", text, out=tmp_path / "run.yaml")
-    assert error.value.code == "conflict"
 
 
 PYTORCH_JOB = """

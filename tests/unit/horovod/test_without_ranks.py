@@ -12,6 +12,7 @@ from paceline.horovod import elastic
 from paceline.horovod.__main__ import STAND_IN, run_horovod_script
 from paceline.horovod.optimizer import BUCKET_BYTES, _Distributed, group_into_buckets
 from paceline.horovod.world import UnsupportedHorovodFeature, run
+from results import expect_error
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,5 @@ def test_what_cannot_be_written_is_rejected_before_the_work_begins(value, kind):
 def test_another_file_is_not_taken_for_a_state(tmp_path, content):
     file = tmp_path / "elastic-train.safetensors"
     file.write_bytes(content)
-    with pytest.raises(UserError) as error:
+    with expect_error("damaged", str(file)):
         elastic.read_commit(file)
-    assert (error.value.code, error.value.key) == ("damaged", str(file))

@@ -19,6 +19,7 @@ from paceline.script.api import ModelView
 from paceline.script.probe import LossProbe, ProbeRun
 from paceline.script.run import build_script_spec, derive_script_spec
 from paceline.trials.check import check
+from results import expect_error
 from script_runs import HEAD, LOOP, script, script_spec
 
 BY_HAND = LOOP.replace("paceline.run()", "paceline.run('run.yaml', resume='auto')").replace(
@@ -65,9 +66,8 @@ def test_a_run_that_failed_goes_on_by_itself(folder, monkeypatch, capsys):
 )
 def test_a_run_file_that_does_not_fit_is_rejected(line, code, key, folder, monkeypatch):
     (folder / "run.yaml").write_text(f"{RUN_FILE}{line}\n")
-    with pytest.raises(UserError) as error:
+    with expect_error(code, key):
         by_hand(monkeypatch)
-    assert (error.value.code, error.value.key) == (code, key)
     assert not (folder / "runs").exists()
 
 
@@ -161,9 +161,8 @@ def test_a_script_that_trains_by_itself_is_stopped_at_its_first_step(tmp_path):
     file = tmp_path / "train.py"
     lines = ("w = torch.nn.Linear(1, 1)", "optimizer = torch.optim.SGD(w.parameters(), 0.1)", "while True:")
     file.write_text("\n".join(("import torch", *lines, "    optimizer.step()\n")))
-    with pytest.raises(UserError) as refused:
+    with expect_error("invalid-workload", "run.batches"):
         ProbeRun(script_spec(file), "model").ask()
-    assert (refused.value.code, refused.value.key) == ("invalid-workload", "run.batches")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import paceline
 from paceline.errors import UserError
 from paceline.io.files import hash_file, write_sealed
 from paceline.runlog.run_dir import KEPT_SUMS
+from results import expect_error
 
 KERNEL = "kernels-community/flash-attn2"
 PLANTED = "raise SystemExit('executed')\n"
@@ -68,9 +69,8 @@ def test_a_config_that_names_code_is_rejected_by_train_and_plan(values, code, ke
     for ask in (lambda: paceline.train(spec, tmp_path / "runs", show=False), lambda: paceline.plan(spec)):
         if code == "invalid-data" and ask.__code__.co_names[1] == "plan":
             continue  # a plan by formula never builds the library's config
-        with pytest.raises(UserError) as error:
+        with expect_error(code, key):
             ask()
-        assert (error.value.code, error.value.key) == (code, key)
     assert not list(tmp_path.glob("runs/*"))
     assert watched == []
 
