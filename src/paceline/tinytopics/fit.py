@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,16 +120,12 @@ def _check(adam: tuple[float, ...], **sizes: int) -> None:
         warnings.warn(f"no effect of {', '.join(changed)}: this fit has no learning rate", stacklevel=3)
 
 
-@dataclass
 class Epochs:
     """One rank's part of a fit, or the whole of it where the rank is `alone`."""
 
-    X: Any
-    k: int
-    num_epochs: int
-    batch_size: int
-    device: torch.device
-    alone: bool = True
+    def __init__(self, X: Any, k: int, num_epochs: int, batch_size: int, device: torch.device) -> None:
+        self.X, self.k, self.num_epochs, self.batch_size, self.device = X, k, num_epochs, batch_size, device
+        self.alone = True
 
     def run(self, on_epoch: OnEpoch, wrap_passes: WrapPasses | None = None) -> tuple[NeuralPoissonNMF, list[float]]:
         """Return the model, and for every epoch the loss that its pass found, as a mean over batches."""

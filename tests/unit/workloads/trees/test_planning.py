@@ -33,7 +33,8 @@ def test_two_ranks_pay_on_long_tables_alone():
     assert seconds(5_000, 2).exposed_s > 0
 
 
-def test_a_plan_reads_the_table_that_is_there(tmp_path):
+def test_a_plan_reads_the_table_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.planner.target._read_calibration_if_any", lambda file: None)  # of this machine
     found = plan(spec(**{"data.rows": 2000, "data.cache": str(tmp_path)}))
     assert found.cost_model.headline().endswith("12 columns, 50 rounds of 6 levels")
     assert found.chosen.devices == 1
