@@ -71,7 +71,7 @@ def held_bytes(rows):
             total, _ = workload.loss(state.model.net, batch)
             parameters = _bytes(_parameters_at_work(state.model.parts))
             total.backward()
-            state.model.local_parameters.gradients()
+            state.model.local_parameters.attach_gradients()
             found[name] = {
                 "parameters": parameters,
                 "gradients": _bytes(_local(p.grad) for part in state.model.parts for p in part.parameters()),

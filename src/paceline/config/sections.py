@@ -314,7 +314,7 @@ class Parallel(Section):
         1, "processes", "one device each; what tensor, context and pipeline leave is data parallel", gt=0, le=65536
     )
     least_ranks: int | None = field(
-        None, "processes", "a run that loses ranks goes on with fewer, down to so many; none ends it", gt=0
+        None, "processes", "a run that loses ranks continues with fewer, down to this number; without it, it ends", gt=0
     )
     replicate: int | None = field(None, "copies", "hsdp: whole copies of the model, each sharded over the rest", gt=0)
     tensor: int = field(1, "ranks", "ranks that share every matrix product", gt=0)

@@ -197,7 +197,7 @@ def _build_keep(entry: Entry) -> Rule:
 
 
 def translate_file(value: Any) -> Translation:
-    """Keep the name of a file whose settings are read too, unless it stands for none."""
+    """Keep the name of a file whose settings are read too, unless the value means "off"."""
     return OFF if is_off(value) else Translation(Outcome.KEPT, file=str(value))
 
 

@@ -26,7 +26,7 @@ from paceline.data.cache import (
 from paceline.data.files import check_file, invalid_data
 from paceline.data.order import derive_key, mix
 from paceline.data.table_encoder import SplitWriter, TableEncoder
-from paceline.data.table_source import Column, TableSource, encode_words, open_tables, parse_number
+from paceline.data.table_source import Column, TableSource, encode_words, open_tables, parse_cell
 from paceline.data.tables import check_columns, format_label
 from paceline.errors import UserError, join_names
 from paceline.io.files import expand_cache, hash_value, validate_fields
@@ -246,18 +246,18 @@ def encode_rows(rows: Sequence[Mapping[str, Any]], coding: Coding) -> np.ndarray
     block: dict[str, Column] = {}
     for name in coding.columns:
         values, words = [row.get(name) for row in rows], name in coding.categories
-        block[name] = encode_words([*map(format_label, values)]) if words else _parse_numbers(name, values)
+        block[name] = encode_words([*map(format_label, values)]) if words else _parse_cells(name, values)
     encoder = TableEncoder(list(coding.columns), "", list(coding.categories))
     encoder.known = {name: {word: code for code, word in enumerate(words)} for name, words in coding.categories.items()}
     encoder.start_testing()
     return encoder.encode_features("predict", block, 0)
 
 
-def _parse_numbers(name: str, values: Sequence[Any]) -> np.ndarray:
+def _parse_cells(name: str, values: Sequence[Any]) -> np.ndarray:
     found = np.empty(len(values), np.float64)
     for number, value in enumerate(values):
         try:
-            found[number] = parse_number(value)
+            found[number] = parse_cell(value)
         except ValueError:
             message = f"row {number + 1}: {name!r} is {value!r:.40}, expected a number"
             raise UserError(message, code="invalid-value", key=name) from None
@@ -306,7 +306,7 @@ def choose_target(objective: str, task: Task | None, label: str, facts: TableFac
 
 
 def _choose_task(facts: TableFacts) -> Task | None:
-    """Return the task that fits the labels; None where classes cannot be told from amounts."""
+    """Return the task that fits the labels; None if they may be classes or amounts."""
     if facts.queries:
         return Task.RANKING
     if facts.classes or len(facts.values) == 2:

@@ -194,7 +194,7 @@ def _decode_column(array: Any, name: str, words: bool, source: str, seen: int) -
     if (numbers := convert_numbers(array)) is None:
         for row, value in enumerate(array.to_pylist(), seen + 1):
             try:
-                parse_number(value)
+                parse_cell(value)
             except ValueError:
                 raise invalid_data(f"{source} row {row}: {name!r} is {value!r:.40}, expected a number", name) from None
     return numbers
@@ -285,7 +285,7 @@ class ArrowTable:
             rows = INFERRED_ROWS
             for batch in self.iter_first(texts, rows) if heads_only else self.iter_batches(texts, rows):
                 for name in texts:
-                    column = clean_text(batch.column(name))
+                    column = clean_text_column(batch.column(name))
                     found[name] = [kind for kind in found[name] if kind == "words" or convert_text(column, kind)]
         if others := [name for name in names if not found[name]]:
             message = f"{self.path}: {others[0]!r} holds {types[others[0]]}; leave it out as  data.ignore=[{others[0]}]"
@@ -337,8 +337,8 @@ def _kinds_of_type(kind: Any) -> list[str]:
     return [name for name, known in tests.items() if any(test(kind) for test in known)]
 
 
-def clean_text(column: Any) -> Any:
-    """Return a column of text without blanks around it, and null where it says that a value is missing."""
+def clean_text_column(column: Any) -> Any:
+    """Return a column of text with blanks trimmed, and null for the ways of writing that a value is missing."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -367,7 +367,7 @@ def convert_numbers(column: Any) -> Any:
     import pyarrow
 
     if len(kinds := _kinds_of_type(column.type)) > 1:
-        text = clean_text(column)
+        text = clean_text_column(column)
         column = next((found for kind in kinds[:-1] if (found := convert_text(text, kind)) is not None), None)
     if column is None:
         return None
@@ -379,8 +379,8 @@ def convert_numbers(column: Any) -> Any:
     return column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
 
 
-def parse_number(value: Any) -> float:
-    """Return one value as `convert_numbers` does; ValueError if it is a word."""
+def parse_cell(value: Any) -> float:
+    """Return one value as `convert_numbers` does; raise ValueError for a word."""
     text = "" if value is None else str(value).strip()
     if text in MISSING_VALUES:
         return math.nan

@@ -19,7 +19,7 @@ from paceline.trials.check import TOLERANCE
 from paceline.trials.runner import check_same_request
 
 FORMAT = 1
-LEAST_SLOWER = 0.025  # of a step: less is not told from the state of the machine
+LEAST_SLOWER = 0.025  # of a step: less could be the state of the machine
 LEAST_GROWTH, LEAST_GROWTH_BYTES = 0.02, 8 << 20  # of memory: less is the allocator's
 NOISE_FACTOR = 2.0  # times the gaps between fastest repeats
 TERMS = ("compute_s", "exposed_s", "data_s")

@@ -53,7 +53,7 @@ class Site:
         return zlib.crc32(self.name.encode()) - 2**31
 
     def draw_kept(self, shape: Sequence[int], p: float, whole_channels: bool = False) -> Tensor | None:
-        """Return the mask of what is kept; None if samples cannot be told from each other in this shape."""
+        """Return the mask of what is kept; None if no dimension of this shape can be that of the samples."""
         if self.start is None:
             return None
         samples = len(self.start)
@@ -257,8 +257,8 @@ def run_again(forward: Callable[..., Any], sites: Sequence[Site]) -> Callable[..
     return run
 
 
-def _run_own(module: Any) -> Callable[..., Any]:
-    """Return the same for a module with a forward of its own."""
+def _wrap_forward(module: Any) -> Callable[..., Any]:
+    """Return what `run_site` does for a module whose `forward` was replaced on the instance."""
     forward, site = module.forward, getattr(module, SITE)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -271,13 +271,13 @@ def _run_own(module: Any) -> Callable[..., Any]:
 
 
 def mark_sites(model: nn.Module) -> None:
-    """Give each module that may drop something a site of its own name."""
+    """Attach a dropout site, named after the module, to each module that calls dropout itself."""
     sequence_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
     for name, module in model.named_modules():
         if name and drops_itself(module) and not hasattr(module, SITE):
             site = Site(name, batch_second=sequence_first and not isinstance(module, nn.MultiheadAttention))
             setattr(module, SITE, site)
-            module.forward = MethodType(run_site, module) if "forward" not in vars(module) else _run_own(module)
+            module.forward = MethodType(run_site, module) if "forward" not in vars(module) else _wrap_forward(module)
 
 
 def drops_itself(module: nn.Module) -> bool:

@@ -89,7 +89,7 @@ def make_table(device: torch.device, kind: torch.dtype) -> Tensor:
 
 
 def count_elements(parameter: Tensor) -> int:
-    """Return how many numbers a parameter has; of a packed one, how many it stands for."""
+    """Return the number of elements of a parameter; of a packed one, before packing."""
     return parameter.numel() // BLOCK_BYTES * BLOCK if parameter.dtype == torch.uint8 else parameter.numel()
 
 

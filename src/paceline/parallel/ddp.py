@@ -155,11 +155,11 @@ def average_tensors(tensors: Iterable[Tensor]) -> None:
 def shard_update(model: nn.Module, mesh: DeviceMesh, bucket_mb: float, timer: CollectiveTimer) -> LocalParameters:
     """Return the rows that this rank updates of a model that every rank holds."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    gather = _gather([p for _, p in named], mesh, int(bucket_mb * 1e6), timer)
-    return LocalParameters([_rows(name, p, mesh) for name, p in named], dist.group.WORLD, gather)
+    gather = _build_gather([p for _, p in named], mesh, int(bucket_mb * 1e6), timer)
+    return LocalParameters([_wrap_rows(name, p, mesh) for name, p in named], dist.group.WORLD, gather)
 
 
-def _rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
+def _wrap_rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParameter:
     from torch.distributed.tensor import Shard
 
     rank, ranks = mesh.get_local_rank(), mesh.size()
@@ -180,7 +180,7 @@ def _own_rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
     return begin, min(each, rows - begin)
 
 
-def _gather(
+def _build_gather(
     params: list[nn.Parameter], mesh: DeviceMesh, bucket_bytes: int, timer: CollectiveTimer
 ) -> Callable[[], None]:
     together = list(split_into_buckets([p for p in params if p.ndim > 0], bucket_bytes))

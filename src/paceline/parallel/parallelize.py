@@ -180,7 +180,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
 def infer_division(
     workload: Workload, model: nn.Module, example: Callable[[], Any], layout: Layout
 ) -> tuple["InferredRules | None", "Cut | None"]:
-    """Find out how a model is divided that has no shard rules, or no stages, of its own."""
+    """Derive shard rules, or stages, from the model if its workload defines none."""
     rules, cut = None, None
     if layout.tensor > 1 and not workload.shard_rules:
         from paceline.parallel.tensor_inference import infer_rules

@@ -178,8 +178,8 @@ class LocalParameters(Sequence[LocalParameter]):
     def divided(self) -> bool:
         return self._group is not None
 
-    def gradients(self) -> None:
-        """Put this rank's part of each gradient where the optimiser looks for it."""
+    def attach_gradients(self) -> None:
+        """Set `.grad` of each local part, which the optimiser reads, from the gradient of its parameter."""
         for part in self._all:
             if part.data is not part.param and part.param.grad is not None:
                 part.data.grad = part.cut(part.param.grad)
@@ -191,11 +191,11 @@ class LocalParameters(Sequence[LocalParameter]):
             if part.data.grad is None:
                 part.data.grad = torch.zeros_like(part.data)
 
-    def clear(self) -> None:
+    def clear_gradients(self) -> None:
         for part in self._all:
             part.param.grad = part.data.grad = None
 
-    def square(self) -> Tensor:
+    def sum_squared_gradients(self) -> Tensor:
         """Return this rank's share of the squared gradient norm, in fp64: on a core fp32 would lose digits."""
         by_copies: dict[int, list[Tensor]] = {}
         for part in self._all:
@@ -228,7 +228,7 @@ class LocalParameters(Sequence[LocalParameter]):
 def collect_local_parameters(modules: Sequence[nn.Module], ranks: int, group: Any = None) -> LocalParameters:
     """Collect what this rank updates: whole tensors, or local parts of DTensors that `ranks` hold together."""
     found = [
-        _shard(name, p, ranks) if is_sharded(p) else LocalParameter(name, p, p, ranks)
+        _wrap_dtensor(name, p, ranks) if is_sharded(p) else LocalParameter(name, p, p, ranks)
         for module in modules
         for name, p in module.named_parameters()
         if p.requires_grad
@@ -237,7 +237,8 @@ def collect_local_parameters(modules: Sequence[nn.Module], ranks: int, group: An
     return LocalParameters(found, group if divided else None)
 
 
-def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
+def _wrap_dtensor(name: str, param: Any, ranks: int) -> LocalParameter:
+    """Wrap the local part of a DTensor, with functions that map its gradient to that part and the part to the whole."""
     mesh, placements = param.device_mesh, param.placements
     parts = math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if not placement.is_replicate())
 
@@ -253,7 +254,7 @@ def _shard(name: str, param: Any, ranks: int) -> LocalParameter:
 
 
 def place_in_whole(mesh: Any, placements: Any, data: Tensor, param: Tensor, local: Tensor) -> Tensor:
-    """Return a part with its place: of a tensor like the parameter, or with one value for several of its own."""
+    """Return a local part as a DTensor: of the parameter's shape, or smaller if one value serves several elements."""
     from torch.distributed.tensor import DTensor
 
     if local.ndim != data.ndim:  # a number that is the same for all of it

@@ -226,7 +226,7 @@ class _LeftStage(Exception):
 
 
 class InferredPipeline(nn.Module):
-    """The stage of one rank, called as the whole model is: `run` to train, by itself to evaluate."""
+    """The stage of one rank, with the interface of the whole model: `run` trains, a call evaluates."""
 
     def __init__(self, model: nn.Module, cut: Cut, layout: Layout, mesh: DeviceMesh, back: DeviceMesh) -> None:
         super().__init__()

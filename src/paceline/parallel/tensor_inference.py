@@ -143,7 +143,7 @@ def _has_heads(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
 
 
 def find_sides(module: nn.Module) -> tuple[int, int] | None:
-    """Return the axes (outputs, inputs) of the weight of a linear layer; None if it is none."""
+    """Return the axes (outputs, inputs) of the weight of a linear layer; None for other modules."""
     if isinstance(module, nn.Linear):
         return 0, 1
     return (1, 0) if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None  # of transformers

@@ -43,7 +43,7 @@ class Band:
     situation: str
     low: float
     high: float
-    rows: int  # published measurements that it stands on
+    rows: int  # published measurements behind it
     families: int  # groups of people who made them
     coverage: float  # of those rows, inside the band that the other families give; NaN without rows
 

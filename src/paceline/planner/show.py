@@ -130,7 +130,7 @@ def _describe_requirements(plan: Plan) -> str:
 
 
 def _list_conditions(plan: Plan) -> Iterator[str]:
-    """List what the answer stands on: model, cluster, prices, and what was assumed or is not checked."""
+    """List what the answer rests on: model, cluster, prices, and what was assumed or is not checked."""
     target, rates, cluster = plan.target, plan.rates, plan.target.whole
     yield plan.cost_model.headline()
     links = f"{size(cluster.link_bytes_s)}/s in a node" if cluster.per_node > 1 and cluster.link_bytes_s > 1 else ""

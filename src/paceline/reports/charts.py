@@ -13,7 +13,7 @@ from paceline.measurement.result import PlannedRow
 from paceline.measurement.rows import MeasuredRow, drop_failed
 from paceline.reports.contents import ReportContents
 from paceline.reports.run_view import LossPoint, RunView, compute_loss_differences, thin_points
-from paceline.reports.series import Series, SourceLine, link_name
+from paceline.reports.series import Series, SourceLine, label_link
 from paceline.runlog.summary import find_score
 
 MAX_POINTS = 24_000
@@ -198,7 +198,7 @@ def _chart_links(contents: ReportContents) -> Chart:
     several = len(contents.links) > 1
     lines = [
         {
-            "name": f"{measured.name}, {link_name(link)}" if several else link_name(link),
+            "name": f"{measured.name}, {label_link(link)}" if several else label_link(link),
             "points": [[sent, round_digits(bits_s / 1e9)] for sent, bits_s in compute_rates_by_size(link)],
             "source": str(source),
         }

@@ -182,7 +182,7 @@ def gather_contents(
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
         verdict=(
             *([describe_costs(costs)] if costs else []),
-            *(_describe_verdict(series, runs, same, experiments) or tuple(link.verdict for link in links)),
+            *(_describe_verdict(series, runs, same, experiments) or tuple(link.sentence for link in links)),
         ),
         series=tuple(series),
         costs=tuple(costs),

@@ -252,11 +252,11 @@ class LinkMeasurement:
     sources: tuple[SourceLine, ...]
 
     @property
-    def verdict(self) -> str:
+    def sentence(self) -> str:
         best = max(self.links, key=lambda link: link.bandwidth_bits_s)
         return (
             f"A link of {self.name} carries {best.rate}, the most that a "
-            f"collective reached ({link_name(best)}); a small one takes {duration(best.latency_s)}."
+            f"collective reached ({label_link(best)}); a small one takes {duration(best.latency_s)}."
         )
 
 
@@ -267,5 +267,5 @@ def read_link_measurement(folder: Path) -> LinkMeasurement:
     return LinkMeasurement(folder.resolve().name, tuple(found), tuple(lines))
 
 
-def link_name(link: Link) -> str:
+def label_link(link: Link) -> str:
     return link.name if link.of_all_ranks else f"{link.name}, {link.between}"

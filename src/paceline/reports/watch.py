@@ -357,7 +357,7 @@ def render_watch_page(view: LiveView) -> str:
 
 
 def describe_progress(view: LiveView, main: EventFollower) -> list[str]:
-    """Return the state of a run: how far it is, its loss and speed, its last evaluation."""
+    """Return the state of a run: its progress, loss and speed, its last evaluation."""
     if not main.steps:
         return [f"{view.status}: waiting for the first step"]
     step_s = view.step_s

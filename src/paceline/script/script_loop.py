@@ -160,7 +160,7 @@ class ScriptLoop:
             self.generator.close()
         if self.batch is not None:
             self.pending, self.batch = None, replace(self.batch, data_s=0.0)  # it is loaded already
-            self.job.state.model.local_parameters.clear()
+            self.job.state.model.local_parameters.clear_gradients()
 
     def close(self) -> None:
         self._leave_loop()

@@ -45,13 +45,13 @@ class InjectedRun(Protocol):
 
 
 _injected: list[InjectedRun] = []
-_asked: list[bool] = [False]
+_run_requested: list[bool] = [False]
 """Whether the script has called `paceline.run()`."""
 
 
 def get_injected_run() -> InjectedRun | None:
     """Return the run of the script that Paceline executes; None in a script that was started by hand."""
-    _asked[0] = True
+    _run_requested[0] = True
     return _injected[-1] if _injected else None
 
 
@@ -73,8 +73,8 @@ def execute_script(spec: RunSpec, run: InjectedRun) -> None:
     sys.argv = [str(script), *getattr(spec.data, "arguments", ())]
     sys.path = [str(script.parent), *sys.path]
     _injected.append(run)
-    _asked[0] = False
-    handle = register_optimizer_step_pre_hook(partial(_refuse_own_step, spec))
+    _run_requested[0] = False
+    handle = register_optimizer_step_pre_hook(partial(_stop_own_loop, spec))
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as leaving:
@@ -92,9 +92,9 @@ def execute_script(spec: RunSpec, run: InjectedRun) -> None:
         sys.argv, sys.path = before
 
 
-def _refuse_own_step(spec: RunSpec, *_: Any) -> None:
-    """Stop a script that trains by itself, before it does so to its end."""
-    if not _asked[0] and b"paceline" not in find_script(spec).read_bytes():
+def _stop_own_loop(spec: RunSpec, *_: Any) -> None:
+    """Before an optimiser step, raise UserError if the script neither called `paceline.run()` nor names Paceline."""
+    if not _run_requested[0] and b"paceline" not in find_script(spec).read_bytes():
         raise build_no_run_error(spec)
 
 

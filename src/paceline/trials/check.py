@@ -78,7 +78,7 @@ class Parity(Tabular):
     in_fp64: dict[str, float] = field(default_factory=dict)
     """The largest difference of layouts that disagreed, when computed in fp64."""
     no_fp64: str = ""
-    """Why they could not be computed in fp64, so that rounding cannot be told from a mistake."""
+    """Why they could not be computed in fp64, so that rounding cannot be distinguished from a mistake."""
 
     @property
     def headline(self) -> str:

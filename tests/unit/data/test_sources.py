@@ -274,7 +274,7 @@ def test_ag_news_in_its_original_layout(tmp_path: Path) -> None:
     ],
 )
 def test_ag_news_is_cleaned_gently(raw: str, clean: str) -> None:
-    assert labelled.clean_text(raw) == clean
+    assert labelled.unescape_text(raw) == clean
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def apply(state, train, gradients, loss=1.0):
     for p, g in zip(state.model.net.parameters(), gradients, strict=True):
         p.grad = g.clone()
     found = torch.tensor([loss, 1.0], dtype=torch.float64)
-    return update_weights(state, train, 1, found, state.model.local_parameters.square())
+    return update_weights(state, train, 1, found, state.model.local_parameters.sum_squared_gradients())
 
 
 def gradients(seed):

@@ -344,13 +344,13 @@ def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, in
         if not 1 <= label <= len(classes):
             hint = "; AG News has no header row" if number == 1 else ""
             raise invalid_data(f"{path} row {number}: class {given!r} is not one of 1 to {len(classes)}{hint}")
-        yield clean_text(f"{title} {description}"), label - 1
+        yield unescape_text(f"{title} {description}"), label - 1
     if empty:
         raise invalid_data(f"{path}: there are no rows; {EXPECTED}")
 
 
-def clean_text(text: str) -> str:
-    """Restore line breaks (written as backslashes) and character entities."""
+def unescape_text(text: str) -> str:
+    """Decode character entities, and turn backslashes (line breaks) and repeated blanks into single spaces."""
     text = text.replace("\\", " ")
     if ";" in text:
         text = DROPPED_AMPERSAND.sub(r"&\1;", text)

@@ -72,7 +72,7 @@ def _iter_kinds(part: dict[str, Any]) -> Iterator[str]:
 
 
 class LimitedProcess:
-    """A process that makes something of texts, with a limit of memory and of time; `what` is a word of `MAKERS`."""
+    """A process that handles texts, with a limit of memory and of time; `what` is a key of `HANDLERS`."""
 
     def __init__(self, what: str, content: str, key: str, blamed: str) -> None:
         self._begin, self._key, self._blamed, self._started_by = [what, content], key, blamed, 0
@@ -140,18 +140,18 @@ def serve(pipe: Connection) -> None:
         with suppress(ValueError):  # a lower one is set already
             resource.setrlimit(kind, (limit, limit))
     what, content = json.loads(pipe.recv_bytes())
-    answer = MAKERS[what](content)
+    handle = HANDLERS[what](content)
     while True:
-        pipe.send_bytes(json.dumps(answer(*json.loads(pipe.recv_bytes()))).encode())
+        pipe.send_bytes(json.dumps(handle(*json.loads(pipe.recv_bytes()))).encode())
 
 
-def load_tokenizer(serialised: str) -> Callable[..., Any]:
+def build_tokenizer_handler(serialised: str) -> Callable[..., Any]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(serialised)
     tokenizer.encode_special_tokens = True
 
-    def answer(content: Any, *framed: Any) -> Any:
+    def handle(content: Any, *framed: Any) -> Any:
         if framed == (None,):
             return encode_spelt(tokenizer, content)
         if not framed:
@@ -159,14 +159,14 @@ def load_tokenizer(serialised: str) -> Callable[..., Any]:
         encodings = tokenizer.encode_batch_fast(content, add_special_tokens=framed[0])
         return [(encoding.ids, bool(encoding.overflowing)) for encoding in encodings]
 
-    return answer
+    return handle
 
 
-def load_template(text: str) -> Callable[..., Any]:
+def build_template_handler(text: str) -> Callable[..., Any]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def answer(messages: Any, options: Any) -> Any:
-        """Return the text, where its answers are, and what the template raises."""
+    def handle(messages: Any, options: Any) -> Any:
+        """Return (the rendered text, the token mask of its answers, an error or "")."""
         try:
             texts, marks = render_jinja_template(conversations=[messages], chat_template=text, **options)
         except MemoryError:
@@ -175,10 +175,10 @@ def load_template(text: str) -> Callable[..., Any]:
             return "", [], f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return texts[0], marks[0] if marks else [], ""
 
-    return answer
+    return handle
 
 
-MAKERS = {"tokenizer": load_tokenizer, "template": load_template}
+HANDLERS = {"tokenizer": build_tokenizer_handler, "template": build_template_handler}
 
 
 if __name__ == "__main__":

@@ -215,8 +215,8 @@ def _price_eager(of: EagerTraffic, samples: float, each_s: float, kernel_s: floa
 
 
 def _count_kernels(block: BlockShape, runtime: Runtime) -> float:
-    """Count kernels, forward: a product and the cast of its weight, an attention, and the element-wise kernels between
-    them; or, where they are as written and the host is not waited for, one for each operation and each cast."""
+    """Count the kernels of a forward pass: three per matmul (its own, the cast of its weight, element-wise work
+    after it) and two of attention. Eager code recorded as one graph has at least one per operation and per cast."""
     fused = 3 * len(block.matmuls) + 2
     if runtime.compiled or not runtime.one_graph:
         return fused

@@ -152,7 +152,7 @@ class Meaning:
 
 
 def translate_sections(config: Mapping[str, Any]) -> list[Meaning]:
-    """Translate every name of the three sections, except those that are `auto`.
+    """Translate the names in `optimizer`, `scheduler` and `fp16`, except those that are `auto`.
 
     Raise ValueError if a value is not of the type that DeepSpeed takes.
     """
@@ -165,7 +165,7 @@ def translate_sections(config: Mapping[str, Any]) -> list[Meaning]:
 def _read_section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = config.get(name)
     if section is not None and not isinstance(section, Mapping):
-        raise ValueError(f"{name}: {json.dumps(section)} is not a section with names of its own")
+        raise ValueError(f"{name}: {json.dumps(section)} is not a section (a JSON object)")
     return dict(section or {})
 
 

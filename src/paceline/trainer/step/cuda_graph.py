@@ -228,7 +228,7 @@ class RecordedStep(Step):
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-            self.state.model.local_parameters.clear()
+            self.state.model.local_parameters.clear_gradients()
             generator = torch.cuda.default_generators[self.device.index or 0]
             generator.graphsafe_set_state(generator.clone_state())  # the old one would wait for the recorder's end
             self.eager = True
@@ -248,10 +248,10 @@ class RecordedStep(Step):
         local = state.model.local_parameters
 
         def step() -> None:
-            local.clear()
+            local.clear_gradients()
             found = self.forward_backward(net, MicroBatch(self._assembled(sent, row), 1), samples)
             state.model.batch_layers.update_statistics(several=False)
-            norm = update_weights(state, self.train, samples, found, local.square(), zero)
+            norm = update_weights(state, self.train, samples, found, local.sum_squared_gradients(), zero)
             torch.cat([found, norm[None]], out=stats[:3])
 
         self.side.wait_stream(torch.cuda.current_stream())

@@ -117,7 +117,7 @@ def _pass(step: Step, micro: MicroBatch, waits: str = "default") -> None:
         step.forward_backward(step.state.model.unwrapped, micro, 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        step.state.model.local_parameters.clear()
+        step.state.model.local_parameters.clear_gradients()
 
 
 def _host_draws() -> tuple[Any, ...]:

@@ -166,7 +166,7 @@ def update_weights(
     if state.average is not None:
         state.average.add(applied)
     local.after_update()
-    local.clear()
+    local.clear_gradients()
     state.scaler.update(finite)
     return norm
 
@@ -307,8 +307,8 @@ class Step:
         reject_unused_parameters(model.net, model.local_parameters)
         if model.reduction.own_models:
             return self._finish_own_model(found, samples, stop)
-        model.local_parameters.gradients()
-        square = model.local_parameters.square().to(found.device)
+        model.local_parameters.attach_gradients()
+        square = model.local_parameters.sum_squared_gradients().to(found.device)
         totals = torch.cat([found / model.same_samples, found.new_full((1,), float(stop)), square[None]])
         if dist.is_initialized():
             with self.timer.blocking():
@@ -318,7 +318,7 @@ class Step:
 
     def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
         """Do the same if each rank updates its own model; a step that is not finite on one rank is applied by none."""
-        square = self.state.model.local_parameters.square()
+        square = self.state.model.local_parameters.sum_squared_gradients()
         factor = samples / (get_divisor(found[1]) * self.state.scaler.scale)
         totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
         with self.timer.blocking():

@@ -195,7 +195,7 @@ class TopicPasses(Passes):
         return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
 
     def _estimate_passes(self) -> float:
-        """Estimate the number of passes in all, by how far gain or drift have come down, in logarithms, to the end."""
+        """Estimate the total number of passes from how much of their way gain and drift have fallen, on a log scale."""
         fit, done = self.fit, self.fit.passes
         if fit.end is not None:
             return done

@@ -91,9 +91,9 @@ class ChatTemplate:
         return LimitedProcess("template", self.text, "data.template", f"loops or texts of {self.file}")
 
     def find_answers(self, messages: Sequence[Any], where: str) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of a conversation, and from where to where its answers and what ends them are in it.
+        """Return the text of a conversation, and the spans (begin, end) of its answers, each with what ends it.
 
-        An answer is what follows after the prompt to answer, up to where the text goes on with the next message.
+        An answer is what follows after the prompt to answer, up to the beginning of the next message.
         """
         if MARKED.search(self.text):
             return self.render(messages, where, return_assistant_tokens_mask=True)
@@ -126,8 +126,7 @@ class ChatTable(PairTable):
         self.template = ChatTemplate.find(data)
 
     def fingerprint(self) -> str:
-        spelt = self.template and [self.template.text, dict(self.template.tokens)]
-        return hash_value([super().fingerprint(), spelt])
+        return hash_value([super().fingerprint(), self.template and [self.template.text, dict(self.template.tokens)]])
 
     @property
     def wanted(self) -> dict[str, str]:
@@ -232,8 +231,8 @@ class ChatCorpus(PairCorpus):
         texts = (message["content"] for row, _ in source.iter_pairs("train") for message in row.messages)
         chosen = load_tokenizer(data, texts, END, None, False, log)
         encoder = ChatEncoder(chosen, source.template, data.sequence, data.too_long)
-        spelt = f"as {source.template.file} spells them" if source.template else "each followed by its response"
-        log(f"corpus: {' and '.join(map(repr, source.wanted.values()))} {spelt}, with the loss on the answers alone")
+        form = f"formatted by {source.template.file}" if source.template else "each followed by its response"
+        log(f"corpus: {' and '.join(map(repr, source.wanted.values()))} {form}, with the loss on the answers alone")
         arrays = [w for s in SPLITS for w in write_split(folder, s, source, chosen, encoder.encode_group)]
         if encoder.long and data.too_long == "reject":
             longest, (tokens, where) = max(encoder.long)[0], encoder.long[0]

@@ -36,10 +36,10 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def text(self, number: int) -> np.ndarray:
+    def text_ids(self, number: int) -> np.ndarray:
         return self.ids[self.offsets[number] : self.offsets[number + 1]]
 
-    def target(self, number: int) -> np.ndarray:
+    def target_ids(self, number: int) -> np.ndarray:
         return self.targets[self.target_offsets[number] : self.target_offsets[number + 1]]
 
 

@@ -134,7 +134,8 @@ class PairedTexts:
         return np.sum([offsets[ids + 1] - offsets[ids] for offsets in spans], axis=0)
 
     def batch(self, ids: np.ndarray, keys: np.ndarray) -> Batch:
-        targets, inputs = [self.pairs.target(n) for n in ids], pad_texts([self.pairs.text(n) for n in ids], self.pad)
+        inputs = pad_texts([self.pairs.text_ids(n) for n in ids], self.pad)
+        targets = [self.pairs.target_ids(n) for n in ids]
         if self.decoder is None:
             return Batch(inputs, pad_rows(targets, NOT_COUNTED))
         start, end = self.decoder
@@ -172,7 +173,7 @@ class Conversations:
         for row, number in enumerate(ids):
             at = 0
             for member in self.rows[number]:
-                tokens, labels = self.pairs.text(member), self.pairs.target(member)
+                tokens, labels = self.pairs.text_ids(member), self.pairs.target_ids(member)
                 end = at + len(tokens)
                 tokens_RS[row, at:end], places_RS[row, at:end] = tokens, np.arange(len(tokens))
                 labels_RS[row, at : end - 1] = labels[1:]

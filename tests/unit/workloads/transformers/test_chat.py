@@ -243,7 +243,7 @@ def test_the_samples_of_the_page_are_those_that_are_trained(folder, make_spec):
     given = {"data.template": str(folder / "page.jinja"), "data.test_path": str(folder / "three.jsonl")}
     corpus, found = build_workload(make_spec(data="three.jsonl", **given)).corpus, []
     for number in range(3):
-        pairs = zip(corpus.train.text(number), corpus.train.target(number) != NOT_COUNTED, strict=True)
+        pairs = zip(corpus.train.text_ids(number), corpus.train.target_ids(number) != NOT_COUNTED, strict=True)
         parts = [(own, np.array([token for token, _ in part])) for own, part in groupby(pairs, lambda pair: pair[1])]
         texts = [(own, spell(folder, part).replace("\n", "⏎")) for own, part in parts]
         found.append("".join(f"«{text}»" if own else text for own, text in texts))

@@ -116,23 +116,23 @@ def stack_side(basis: Tensor, factor: Tensor) -> Tensor:
 
 
 def run_hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
-    """Alternate both factors, on a device as a CUDA graph: small kernels take longer to launch than to run."""
+    """Update both factors in turns, on a GPU as a CUDA graph: small kernels take longer to launch than to run."""
 
-    def turn() -> None:
+    def update_factors() -> None:
         solve_nonnegative(terms, documents, k, SWEEPS)
         solve_nonnegative(documents, terms, k, SWEEPS)
 
     device = documents.device
     if device.type != "cuda" or turns < RECORDED_FROM:
         for _ in range(turns):
-            turn()
+            update_factors()
         return
     stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        turn()  # compiles kernels and loads libraries, which cannot be captured
+        update_factors()  # compiles kernels and loads libraries, which cannot be captured
         graph.capture_begin(capture_error_mode="thread_local")
-        turn()
+        update_factors()
         graph.capture_end()
         for _ in range(turns - 1):
             graph.replay()

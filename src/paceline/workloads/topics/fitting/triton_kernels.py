@@ -206,7 +206,7 @@ def accumulate_pairs(
 
 
 @triton.jit
-def compute_logs(x, p, FAST: tl.constexpr):
+def multiply_by_log2(x, p, FAST: tl.constexpr):
     if FAST:
         return tl.inline_asm_elementwise(LOG_4, "=r,=r,=r,=r,r,r,r,r,r", [x, p], dtype=tl.float32, is_pure=True, pack=4)
     else:  # noqa: RET505
@@ -252,7 +252,7 @@ def accumulate_dense(
             part = tl.dot(tl.trans(r), u, out_dtype=tl.float32)
             tl.atomic_add(OTHER + other_at + at * K, part, sem="relaxed")
         if WITH_LOSS:
-            loss += tl.sum(compute_logs(x, p, FAST), axis=1)
+            loss += tl.sum(multiply_by_log2(x, p, FAST), axis=1)
     tl.atomic_add(OWN + own[:, None] * K + topic[None, :], total, sem="relaxed")
     if WITH_LOSS:
         tl.atomic_add(LOSS + own, loss, sem="relaxed")

@@ -119,8 +119,7 @@ def rank_terms(F: np.ndarray, everywhere: np.ndarray, n: int, weights: Sequence[
 
 
 def find_largest(values: np.ndarray, n: int) -> np.ndarray:
-    """Return the places of the n largest values, largest first; of equals, the first."""
-    n = min(n, len(values))
+    """Return the indices of the n largest values, largest first; of equals, the first."""
     if 4 * n < len(values):
         least = np.partition(values, len(values) - n)[len(values) - n]
         near = np.flatnonzero(values >= least)
