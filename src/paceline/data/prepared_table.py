@@ -296,7 +296,7 @@ def parse_predicted(about: Mapping[str, Any]) -> tuple[TableTarget, Coding]:
 def choose_target(objective: str, task: Task | None, label: str, facts: TableFacts) -> TableTarget:
     """Return what is predicted; UserError if the labels do not fit the task that `model.objective` names."""
     task = task or _choose_task(facts)
-    problem = f"{label!r} may be classes or amounts ({_show_values(facts)}); type  model.objective=multiclass  or "
+    problem = f"{label!r} may be classes or amounts ({_join_values(facts)}); type  model.objective=multiclass  or "
     problem = f"{problem} model.objective=regression" if task is None else _find_mismatch(task, label, facts)
     if task is None or problem:
         raise UserError(f"model.objective={objective}: {problem}", code="invalid-value", key="model.objective")
@@ -321,7 +321,7 @@ def _find_mismatch(task: Task, label: str, facts: TableFacts) -> str:
             return "it ranks rows within queries; name their column as  data.query=COLUMN"
         inside = all(0 <= value <= MAX_RELEVANCE for value in facts.values)
         if facts.classes or not facts.values or not _are_whole(facts) or not inside:
-            held = words if facts.classes else _show_values(facts)
+            held = words if facts.classes else _join_values(facts)
             return f"{label!r} holds {held}; relevance is a whole number from 0 to {MAX_RELEVANCE}"
         return ""
     if facts.queries:
@@ -330,7 +330,7 @@ def _find_mismatch(task: Task, label: str, facts: TableFacts) -> str:
         if not facts.values:
             return f"{label!r} has over a thousand different numbers; use  model.objective=regression"
         if not facts.classes and not _are_whole(facts):
-            return f"{label!r} holds numbers ({_show_values(facts)}); use  model.objective=regression"
+            return f"{label!r} holds numbers ({_join_values(facts)}); use  model.objective=regression"
         if task is Task.BINARY and len(facts.values) != 2:
             return f"{label!r} has {len(facts.values)} classes; use  model.objective=multiclass"
         return ""
@@ -345,5 +345,5 @@ def _are_whole(facts: TableFacts) -> bool:
     return all(float(value).is_integer() for value in facts.values)
 
 
-def _show_values(facts: TableFacts) -> str:
+def _join_values(facts: TableFacts) -> str:
     return join_names([f"{value:g}" for value in facts.values or (facts.totals["least"], facts.totals["mean"])], 3)

@@ -250,9 +250,9 @@ class ArrowTable:
             raise UserError(message, code="not-installed") from None
         try:
             if kind in ("csv", "tsv"):
-                names = dataset.dataset(path, format=dataset.CsvFileFormat(*_csv_options(kind))).schema.names
+                names = dataset.dataset(path, format=dataset.CsvFileFormat(*_build_csv_options(kind))).schema.names
                 types = dict.fromkeys(names, pyarrow.string())
-                opened = dataset.dataset(path, format=dataset.CsvFileFormat(*_csv_options(kind, types)))
+                opened = dataset.dataset(path, format=dataset.CsvFileFormat(*_build_csv_options(kind, types)))
             else:
                 opened = dataset.dataset(path, format=kind)
         except (pyarrow.ArrowException, OSError) as error:
@@ -314,7 +314,7 @@ class ArrowTable:
         if self.kind in ("csv", "tsv"):
             from pyarrow import csv
 
-            parse, _, convert = _csv_options(self.kind, self.dataset.schema)
+            parse, _, convert = _build_csv_options(self.kind, self.dataset.schema)
             text = read_beginning(self.path, HEAD_BYTES)[0]
             lines = pyarrow.BufferReader(text[: text.rfind(b"\n") + 1] or text)
             return csv.read_csv(lines, None, parse, convert).slice(0, rows).combine_chunks().to_batches()
@@ -393,7 +393,7 @@ def parse_cell(value: Any) -> float:
         return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() / DAY_S
 
 
-def _csv_options(kind: str, types: Any = None) -> tuple[Any, None, Any]:
+def _build_csv_options(kind: str, types: Any = None) -> tuple[Any, None, Any]:
     from pyarrow import csv
 
     parse = csv.ParseOptions(delimiter="\t" if kind == "tsv" else ",")

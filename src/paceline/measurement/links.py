@@ -135,7 +135,7 @@ def _time_median(work: Callable[[], object], group: Any, device: Any) -> float:
     import torch
     import torch.distributed as dist
 
-    def once() -> float:
+    def time_once() -> float:
         dist.barrier(group=group)
         began = time.perf_counter()
         work()
@@ -143,10 +143,10 @@ def _time_median(work: Callable[[], object], group: Any, device: Any) -> float:
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
-    first = torch.tensor([max(once(), once())], dtype=torch.float64, device=device)
+    first = torch.tensor([max(time_once(), time_once())], dtype=torch.float64, device=device)
     dist.all_reduce(first, dist.ReduceOp.MAX, group=group)
     times = min(MOST_TIMES, max(3, int(ENOUGH_S / max(first.item(), 1e-6))))
-    taken = torch.tensor([once() for _ in range(times)], dtype=torch.float64, device=device)
+    taken = torch.tensor([time_once() for _ in range(times)], dtype=torch.float64, device=device)
     dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
     return float(taken.median())
 

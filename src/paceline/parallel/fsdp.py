@@ -88,15 +88,15 @@ def find_units(model: nn.Module, least: int) -> list[nn.Module]:
     units: list[nn.Module] = []
     ends = () if isinstance(model, nn.Sequential) else [m for m in model.children() if not any(m.children())]
 
-    def parameters_left(module: nn.Module) -> int:
-        left = sum(p.numel() for p in module.parameters(recurse=False)) + sum(map(parameters_left, module.children()))
+    def count_left(module: nn.Module) -> int:
+        left = sum(p.numel() for p in module.parameters(recurse=False)) + sum(map(count_left, module.children()))
         whole = module is model or module in ends or isinstance(module, nn.ModuleList | nn.ModuleDict)
         if whole or left < least:
             return left
         units.append(module)
         return 0
 
-    parameters_left(model)
+    count_left(model)
     return units
 
 

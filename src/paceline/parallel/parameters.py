@@ -64,7 +64,7 @@ def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> Parame
     Raise UserError for a pattern that decides for no parameter, and if nothing is left to train.
     """
     names, given = [name for name, _ in model.named_parameters()], ParameterGroups(train.groups)
-    table = {**train.groups, **_workload_groups(workload, model), **train.groups}
+    table = {**train.groups, **_read_workload_groups(workload, model), **train.groups}
     for pattern in [pattern for pattern in table if pattern not in train.groups]:
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if matched and all(map(given.pattern, matched)):  # the run file decides for all of them
@@ -92,7 +92,7 @@ def find_ends(model: nn.Module) -> frozenset[str]:
     return frozenset([*found, *[name for name, p in model.named_parameters() if p.ndim > 1][-1:]])
 
 
-def _workload_groups(workload: Workload, model: nn.Module) -> dict[str, ParameterGroup]:
+def _read_workload_groups(workload: Workload, model: nn.Module) -> dict[str, ParameterGroup]:
     found: Any = workload.groups(model)
     if not isinstance(found, Mapping):
         reason = f'groups(model) returned {type(found).__name__}; return a dict as  {{"encoder.*": {{"lr": 1e-4}}}}'

@@ -75,7 +75,7 @@ class ScriptLoop:
             last = len(batch.micro_batches) - 1
             for index, micro in enumerate(batch.micro_batches):
                 step.seed(batch, index)
-                self.pending = PendingPass(batch, step.moved(micro), index == last)
+                self.pending = PendingPass(batch, step.move_to_device(micro), index == last)
                 self.view.called = False
                 with (
                     without_sync(step.net, last=index == last),

@@ -50,7 +50,7 @@ def test_what_is_put_in_comes_out(buffers):
     batches = [{"ids": torch.arange(n, dtype=torch.int32), "keys": torch.arange(3) + n, "name": "x"} for n in (5, 5, 8)]
     for batch in batches:
         sent = pack_batch(batch, buffers)
-        opened = sent.unpacked(sent.row)
+        opened = sent.unpack(sent.row)
         assert opened["name"] == "x"
         for name in ("ids", "keys"):
             assert torch.equal(opened[name], batch[name])

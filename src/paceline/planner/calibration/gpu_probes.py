@@ -175,7 +175,7 @@ def _measure_layer(enough_s: float, log: LogFn) -> tuple[float, str]:
         h = F.rms_norm(x, (width,), ones[1])
         return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
 
-    def timed(layer: Callable[[Tensor], Tensor]) -> float:
+    def measure_layer(layer: Callable[[Tensor], Tensor]) -> float:
         def work() -> None:
             with torch.autocast(DEVICE, dtype=torch.bfloat16):
                 y = layer(x)
@@ -186,7 +186,7 @@ def _measure_layer(enough_s: float, log: LogFn) -> tuple[float, str]:
         return measure_median_s(work, enough_s)
 
     try:
-        return timed(torch.compile(layer)), "compiled"
+        return measure_layer(torch.compile(layer)), "compiled"
     except Exception as error:  # a compiler can be missing in many ways
         log(f"calibrate: nothing can be compiled here ({' '.join(str(error).split())[:80]})")
-        return timed(layer), "eager"
+        return measure_layer(layer), "eager"

@@ -147,7 +147,7 @@ class DeepSpeedStep(Step):
         for index, micro in enumerate(batch.micro_batches):
             self.seed(batch, index)
             net.set_gradient_accumulation_boundary(index == last)
-            with self.running_pass(self.moved(micro)) as moved:
+            with self.running_pass(self.move_to_device(micro)) as moved:
                 with autocast(self.train.precision, self.device):
                     total, count = self.workload.loss(net, moved)
                 self.state.model.batch_layers.passes.end_forward()

@@ -41,7 +41,7 @@ class PackedBatch:
     leaves: tuple[tuple[torch.dtype, tuple[int, ...]] | Any, ...]
     tree: Any
 
-    def unpacked(self, row: Tensor) -> Any:
+    def unpack(self, row: Tensor) -> Any:
         leaves, begin = [], 0
         for leaf in self.leaves:
             if not (isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[0], torch.dtype)):
@@ -178,7 +178,7 @@ class RecordedStep(Step):
         if recorded is None and not self.eager and len(self.recorded) < MAX_GRAPHS:
             recorded = self._recorded(sent, whole=batch.samples == self.train.global_batch)
         if recorded is None:
-            micro = MicroBatch(self._assembled(sent, sent.row.to(self.device, non_blocking=True)), 1)
+            micro = MicroBatch(self._assemble_batch(sent, sent.row.to(self.device, non_blocking=True)), 1)
             self.buffers.give_back(sent.row)
             return super().__call__(replace(batch, micro_batches=[micro]), stop)
         self._fill(recorded, sent.row)
@@ -208,8 +208,8 @@ class RecordedStep(Step):
         recorded.row.copy_(recorded.next_row)
         self.copies.wait_stream(torch.cuda.current_stream())
 
-    def _assembled(self, sent: PackedBatch, row: Tensor) -> Any:
-        batch = move_batch(sent.unpacked(row), self.device, self.train.precision)
+    def _assemble_batch(self, sent: PackedBatch, row: Tensor) -> Any:
+        batch = move_batch(sent.unpack(row), self.device, self.train.precision)
         if self.resident is None:
             return batch
         ids = batch.batch if isinstance(batch, KeyedBatch) else batch
@@ -249,7 +249,7 @@ class RecordedStep(Step):
 
         def step() -> None:
             local.clear_gradients()
-            found = self.forward_backward(net, MicroBatch(self._assembled(sent, row), 1), samples)
+            found = self.forward_backward(net, MicroBatch(self._assemble_batch(sent, row), 1), samples)
             state.model.batch_layers.update_statistics(several=False)
             norm = update_weights(state, self.train, samples, found, local.sum_squared_gradients(), zero)
             torch.cat([found, norm[None]], out=stats[:3])

@@ -105,7 +105,7 @@ def _time_pass(step: Step, micro: MicroBatch) -> float:
 def _passes_without_effect(step: Step, batch: Any) -> Iterator[tuple[MicroBatch, Callable[[], list[Attribute]]]]:
     step.state.model.unwrapped.train()
     with preserve_generators(), restore_after(step) as changed:
-        yield step.moved(MicroBatch(batch, 1)), changed
+        yield step.move_to_device(MicroBatch(batch, 1)), changed
 
 
 def _pass(step: Step, micro: MicroBatch, waits: str = "default") -> None:

@@ -242,7 +242,7 @@ class Step:
         for index, micro in enumerate(batch.micro_batches):
             self.seed(batch, index)
             with without_sync(self.net, last=index == last):
-                found += self.forward_backward(self.net, self.moved(micro), samples)
+                found += self.forward_backward(self.net, self.move_to_device(micro), samples)
         return self.finish(found, samples, stop)
 
     def seed(self, batch: RankBatch, index: int) -> None:
@@ -252,7 +252,7 @@ class Step:
         if self.device.type == "cuda":
             torch.cuda.default_generators[self.device.index or 0].manual_seed(number)
 
-    def moved(self, micro: MicroBatch) -> MicroBatch:
+    def move_to_device(self, micro: MicroBatch) -> MicroBatch:
         if self.device.type == "cpu":
             return micro if self.train.precision != "fp64" else self._move(micro)
         self.copies = self.copies or torch.cuda.Stream()
@@ -333,7 +333,7 @@ class PipelineStep(Step):
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
         samples, scale = batch.samples, self.state.scaler.scale
-        micro_batches = [self.moved(micro) for micro in batch.micro_batches]
+        micro_batches = [self.move_to_device(micro) for micro in batch.micro_batches]
         keys = [micro.batch.keys for micro in micro_batches if isinstance(micro.batch, KeyedBatch)]
         batches = [m.batch.batch if isinstance(m.batch, KeyedBatch) else m.batch for m in micro_batches]
         inputs = [self.workload.inputs(batch) for batch in batches]
@@ -367,7 +367,7 @@ class InferredPipelineStep(Step):
             if forward:
                 index, micro = next(ahead)
                 self.seed(batch, index)
-                micro = self.moved(micro)
+                micro = self.move_to_device(micro)
                 with self.running_pass(micro) as given, autocast(self.train.precision, self.device):
                     result = self.net.run(given, partial(self.workload.loss, self.net, given))
                 waiting.append((micro, result))

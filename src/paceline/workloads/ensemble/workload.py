@@ -343,13 +343,13 @@ class Ensemble(PassWorkload):
         rows = read_labelled_rows(data.path or table_rows.find_test_table(runs), self.label, "data.path")
         if runs:
             rows = table_rows.drop_seen_rows(rows, runs, self._log)
-        fit, test = self._held_out(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
+        fit, test = self._hold_out_rows(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
         names = name_members(given)
         folds, fold = 0 if runs else data.folds, table_rows.assign_folds(fit, data.folds, seed)
         files = () if runs else load_member_files(model.members, names)
         return EnsembleRequest(model, self.label, names, fit, test, files, folds, fold, seed, self._log)
 
-    def _held_out(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
+    def _hold_out_rows(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
         data = self._data
         if data.test_path is None:
             return table_rows.split_held_out(rows, fraction, self.spec.train.seed)

@@ -258,7 +258,7 @@ def _start_by_race(some: StartSample, k: int, seed: int) -> Tensor:
     """
     fits = []
     for number in range(TRIES):
-        first = _documents_as_topics(some, SURPLUS * k, 1000 * seed + number)
+        first = _start_from_documents(some, SURPLUS * k, 1000 * seed + number)
         fit = _run_passes(some, first, FIRST_PASSES)
         while (surplus := fit.L.shape[1] - k) > 0:
             left = surplus // 2
@@ -268,7 +268,7 @@ def _start_by_race(some: StartSample, k: int, seed: int) -> Tensor:
     return min(fits, key=lambda fit: min(fit.losses)).result()[1]
 
 
-def _documents_as_topics(some: StartSample, k: int, seed: int) -> tuple[Tensor, Tensor]:
+def _start_from_documents(some: StartSample, k: int, seed: int) -> tuple[Tensor, Tensor]:
     share = (some.per_term / some.per_term.sum()).float()
     length = some.per_document.cpu().numpy()
     longer = np.flatnonzero(length >= np.median(length[length > 0]))
