@@ -222,7 +222,7 @@ def _sparse_gradient(parameter: Parameter) -> Tensor:
 
 
 def group_into_buckets(every: Parameters, groups: Groups) -> list[Parameters]:
-    """Group parameters, last first, by the given groups or up to the bucket size."""
+    """Group parameters, last first: by the given groups, into their number, or up to the bucket size if it is 0."""
     backwards = every[::-1]
     if isinstance(groups, int):
         each = -(-len(backwards) // groups) if groups else 0

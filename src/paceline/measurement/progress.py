@@ -229,8 +229,8 @@ def trim_reason(reason: str) -> str:
 
 
 def write_measurement(found: Measurement, state: MeasureState) -> Measurement:
+    """Write the file of a measurement; raise RunFailed if all of its rows failed."""
     write_json(found.file, {**state, **found.to_json()})
-    rows = found.rows
-    if not drop_failed(rows) and isinstance(rows[0], FailedRow):
-        raise RunFailed(f"no row could be measured; the first failed: {rows[0].why.splitlines()[0]}")
+    if not drop_failed(found.rows) and isinstance(first := found.rows[0], FailedRow):
+        raise RunFailed(f"no row could be measured; the first failed: {first.why.splitlines()[0]}")
     return found

@@ -130,7 +130,7 @@ def reject_metadata(path: Path, error: BaseException) -> UserError:
 
 @torch.no_grad()
 def read_dcp(folder: Path, metadata: Metadata, into: dict[str, Tensor]) -> None:
-    """Fill tensors in place, each rank on its own: what it holds is read, whoever wrote it."""
+    """Fill tensors in place, each rank on its own: it reads what it holds, whichever rank wrote that."""
     if (folder / staging.STATE_FILE).exists():
         staging.read_safetensors(dict.fromkeys(into, folder / staging.STATE_FILE), into)
         return
