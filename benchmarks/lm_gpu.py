@@ -32,7 +32,7 @@ from paceline.config import RunSpec, build_spec
 from paceline.config.decoder_shape import DecoderShape
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.order import Order
-from paceline.data.prefetch import Loader, pin_batch
+from paceline.data.prefetch import Loader
 from paceline.execution import Traits, decide_execution
 from paceline.hardware.catalogue import match_driver_name
 from paceline.io.files import write_json
@@ -113,7 +113,7 @@ def batches_of(spec: RunSpec) -> Iterator[tuple[Tensor, Tensor]]:
     samples = Synthetic(spec).data("train")
     order = Order(len(samples), spec.train.global_batch, spec.train.seed)
     for whole in order.global_batches(0, 1000):
-        yield pin_batch(tuple(samples.batch(whole.ids, whole.keys)))
+        yield tuple(tensor.pin_memory() for tensor in samples.batch(whole.ids, whole.keys))
 
 
 def step_of(way: str, spec: RunSpec, shape: DecoderShape) -> Callable[[], Tensor]:

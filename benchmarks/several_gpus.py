@@ -22,13 +22,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+import torch
+
 from paceline import check, doctor, measure, report, train
 from paceline.config import RunSpec, build_spec
 from paceline.io.files import write_atomic, write_json
 from paceline.io.format import number, percent
 from paceline.measurement.links import measure_links
 from paceline.measurement.rows import MeasuredRow, drop_failed
-from paceline.parallel.pipeline import supports_split_backward
 from paceline.runlog.events import read_steps
 from paceline.runlog.machine import describe_environment
 from paceline.runlog.run_dir import RunDir
@@ -109,7 +110,7 @@ def parity(asked: Asked) -> Part:
     layouts = ["single", *(f"{name}:{n}" for name in ("ddp", "zero1", "zero2", "fsdp")), "tensor:2", "pipeline:2:1f1b"]
     left_out = {
         "tensor:2+sequence": "ranks that share a device cannot" if asked.share else "",
-        "pipeline:2:zero_bubble": "" if supports_split_backward() else "this torch cannot",
+        "pipeline:2:zero_bubble": "this torch cannot" if torch.__version__ < "2.13" else "",
     }
     layouts += [name for name, why in left_out.items() if not why]
     layouts += [f"hsdp:2x{n // 2}", f"fsdp:{n // 2}+tensor:2", f"fsdp:{n // 2}+pipeline:2"] if n >= 4 else []

@@ -26,7 +26,7 @@ from paceline import Workload, train
 from paceline.config import Section, build_spec, field
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import count_warmup_steps
+from paceline.runlog.summary import drop_warmup_steps
 
 SAMPLE_S = 0.005
 
@@ -89,7 +89,7 @@ def step_s(workers: int, rounds: int, steps: int, out: Path) -> tuple[float, lis
         }
     )
     events = read_steps(RunDir(train(spec, out, show=False).path).events_file(0))
-    return statistics.fmean(e["step_s"] for e in events[count_warmup_steps(len(events)) :]), [e["loss"] for e in events]
+    return statistics.fmean(e["step_s"] for e in drop_warmup_steps(events)), [e["loss"] for e in events]
 
 
 def main() -> None:

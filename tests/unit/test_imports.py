@@ -59,3 +59,34 @@ def test_each_package_names_what_it_imports(layers):
         if folder.name not in ("horovod", "tinytopics"):  # interfaces of other libraries
             wanted = f"Imports {', '.join(sorted(graph.get(folder.name, ())))}."
             assert about.endswith(wanted), f"{folder.name}/__init__.py must end with: {wanted}"
+
+
+def names_of(module):
+    """What a module or its stub binds, and the modules of a package; None if there is no such file."""
+    base = REPOSITORY / "src" / Path(*module.split("."))
+    file = next((f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), None)
+    if file is None:
+        return None
+    stub = file.with_suffix(".pyi")
+    tree = ast.parse((stub if stub.exists() else file).read_text(encoding="utf-8"))
+    found = {path.stem for path in file.parent.iterdir()} if file.name == "__init__.py" else set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def test_programs_that_no_test_runs_import_what_exists():
+    files = [*REPOSITORY.glob("benchmarks/*.py"), *REPOSITORY.glob("tests/*/*.py"), *REPOSITORY.glob("docs/**/*.py")]
+    missing = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "paceline":
+                known = names_of(node.module)
+                lacking = [a.name for a in node.names if known is None or (a.name not in known and "*" not in known)]
+                missing += [f"{file.relative_to(REPOSITORY)}: {node.module}.{name}" for name in lacking]
+    assert not missing

@@ -42,4 +42,4 @@ np.testing.assert_array_equal(tape.gradient(y, table), [[0.5, 0.5], [0.5, 0.5], 
 for wrong in (lambda: hvd.DistributedOptimizer(object()), lambda: hvd.allreduce(x, op=hvd.Adasum)):
     with pytest.raises(PacelineError):
         wrong()
-print("ANSWERS", rank)
+print(f"ANSWERS {rank}\n", end="")  # written at once
