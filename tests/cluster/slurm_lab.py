@@ -5,6 +5,7 @@ are symbolic links to /dev/null. It needs root and the packages slurmctld, slurm
 """
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -112,7 +113,7 @@ class Lab:
             port=PORTS,
             root=self.root,
             nodes="\n".join(lines),
-            first_job=int(time.time()) % 1_000_000 * 10 + 1000,  # a new lab never repeats the ids of an old one
+            first_job=random.randrange(1000, 60_000_000),  # a port follows from the id: those of labs must differ
         )
         (self.root / "slurm.conf").write_text(text)
         (self.root / "gres.conf").write_text(f"Name=gpu Type=a100 File={self.root}/dev/nvidia[0-1]\n")
