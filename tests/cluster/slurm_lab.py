@@ -113,7 +113,7 @@ class Lab:
             port=PORTS,
             root=self.root,
             nodes="\n".join(lines),
-            first_job=random.randrange(1000, 60_000_000),  # a port follows from the id: those of labs must differ
+            first_job=random.SystemRandom().randrange(1000, 60_000_000),  # ports of jobs follow from their ids
         )
         (self.root / "slurm.conf").write_text(text)
         (self.root / "gres.conf").write_text(f"Name=gpu Type=a100 File={self.root}/dev/nvidia[0-1]\n")
