@@ -6,7 +6,7 @@ away, 75 requeue, 1 too many attempts without progress.
 
 import argparse
 import os
-import sys
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.errors import UserError
@@ -32,9 +32,10 @@ def decide_requeue() -> int:
     job = detect_scheduler_job(os.environ)
     outcome = decide_next_attempt(run, arguments.asked, arguments.attempts, job.get("job", ""))
     record_job_event(run, "ended", **job, step=outcome.step, next=outcome.next, why=outcome.why)
-    warn(f"paceline: {outcome.why}")
+    with suppress(OSError):  # the job's log may be on a full disk
+        warn(f"paceline: {outcome.why}")
     return EXIT_CODES[outcome.next]
 
 
 if __name__ == "__main__":
-    sys.exit(decide_requeue())
+    os._exit(decide_requeue())  # Python's own exit gives another code where the log cannot be written

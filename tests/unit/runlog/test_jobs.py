@@ -1,7 +1,11 @@
 """What a run folder says of its jobs, and whether it wants another attempt."""
 
+import subprocess
+import sys
+
 import pytest
 
+from paceline.planner.emit import REQUEUE_CODE
 from paceline.runlog.events import EventWriter, sum_wall_seconds
 from paceline.runlog.jobs import (
     NextAttempt,
@@ -94,6 +98,14 @@ def test_a_folder_knows_its_jobs_and_reads_them_as_data(run):
     assert list_job_ids(run) == ["12", "13"]
     assert is_job_id("12_3")
     assert not any(map(is_job_id, ("12;id", "١٢", "")))
+
+
+def test_the_exit_code_of_a_decision_does_not_need_a_log_that_can_be_written(run):
+    run.path.joinpath("spec.yaml").write_text("name: line\n")
+    attempt(run, step=10, status="stopped")
+    command = [sys.executable, "-m", "paceline.slurm.requeue", str(run.path), "--asked", "USR1"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stdout=full, stderr=full).returncode == REQUEUE_CODE
 
 
 def test_what_was_used_is_counted_over_all_attempts(run):
