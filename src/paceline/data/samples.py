@@ -31,7 +31,7 @@ MAX_VISITED = 10_000
 EMPTY = CellType()
 
 Seed = Callable[[int], object]
-RECENT = 1 << 14  # samples of a stream that are kept: a global batch must not be larger
+RECENT = 1 << 14  # samples of a stream that are kept; a larger global batch reads it from its start again
 SHAPE_SAMPLES = 5  # samples by which it is decided whether all have one shape
 
 
