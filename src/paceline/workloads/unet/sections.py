@@ -25,10 +25,9 @@ class ImageData(Section):
     source: Literal["scenes", "folder"] = field(
         "scenes", "", "scenes of digits; folder: images/NAME.png, masks/NAME.png"
     )
-    path: Path | None = field(None, "path", "folder: where images/ and masks/ are; scenes: the folder of MNIST's files")
+    path: Path | None = field(None, "path", "folder: where images/ and masks/ are")
     test_path: Path | None = field(None, "path", "held-out folder; without one, test_fraction is held out")
     test_fraction: float = field(0.1, "fraction", "images held out; of scenes, so many more are made", gt=0, lt=1)
-    digits: Literal["drawn", "sklearn", "mnist"] = field("drawn", "", "scenes: drawn here, or real ones")
     scenes: int = field(2000, "scenes", "to train on; a function of number and seed", gt=0, le=10**9)
     digits_per_scene: int = field(3, "digits", "on each scene, the later over the earlier ones", gt=0, le=100)
     seed: int = field(0, "", "of the scenes", ge=0, lt=1 << 31)
@@ -41,8 +40,6 @@ class ImageData(Section):
     def _path_fits(self) -> ImageData:
         if self.source == "folder" and self.path is None:
             raise conflict_error("data.source=folder needs data.path=FOLDER, with images/ and masks/")
-        if self.source == "scenes" and self.digits == "mnist" and self.path is None:
-            raise conflict_error("data.digits=mnist needs data.path=FOLDER, with train-images.idx3-ubyte.gz, …")
         if self.source == "scenes" and self.size < 32:
             raise conflict_error(f"data.size={self.size}: a digit takes 28 pixels; use 32 or more for scenes")
         return self

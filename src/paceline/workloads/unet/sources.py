@@ -1,8 +1,6 @@
 """Where pictures and masks come from: scenes of digits over noise, made on the spot, or folders of pairs."""
 
-import gzip
 import math
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -13,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.config.registry import describe_error
-from paceline.data.files import check_file, hash_files, hash_text, invalid_data, missing_path_error
+from paceline.data.files import hash_files, hash_text, invalid_data, missing_path_error
 from paceline.data.npz import UNREADABLE
 from paceline.data.order import derive_key, draw_fractions
-from paceline.errors import UserError, join_names
-from paceline.io.files import check_regular, hash_value, read_bytes
+from paceline.errors import join_names
+from paceline.io.files import check_regular, hash_value
 from paceline.workloads.unet.corpus import IGNORED, ImageKind, ImagePair, ImageSummary, Pixels
 from paceline.workloads.unet.sections import ImageData
 
@@ -73,13 +71,10 @@ def draw_digit(digit: int, draws: NDArray[np.float64]) -> NDArray[np.float32]:
 FORMAT = 1  # raise it when the same settings give other scenes
 CLASSES = ("background", *map(str, range(10)))
 NOISE, INK = 0.5, 0.4  # height of the noise, and the brightness from which on a pixel belongs to a digit
-MNIST = {"train": "train", "test": "t10k"}
-
-Digit = Callable[[NDArray[np.float64]], tuple[int, NDArray[np.float32]]]  # random numbers -> (digit, picture)
 
 
 class SceneSource:
-    """A source of pairs. A scene is a function of its number, the seed and the origin of the digits."""
+    """A source of pairs. A scene is a function of its number and the seed."""
 
     def __init__(self, data: ImageData) -> None:
         self.data = data
@@ -87,63 +82,20 @@ class SceneSource:
 
     def fingerprint(self) -> str:
         data = self.data
-        settings = [data.digits, data.scenes, data.digits_per_scene, data.seed, data.size, data.test_fraction]
-        files = [] if data.digits != "mnist" else [file for split in MNIST for file in self._mnist_files(split)]
-        return hash_value(["scenes", FORMAT, settings, hash_files(files)])
+        settings = ["drawn", data.scenes, data.digits_per_scene, data.seed, data.size, data.test_fraction]
+        return hash_value(["scenes", FORMAT, settings, hash_files(())])  # as runs have recorded it
 
     def pairs(self, split: str) -> Iterator[ImagePair]:
-        digit, data = self._choose_digit_source(split), self.data
+        data = self.data
         for number in range(self._count(split)):
             draws = make_number_stream(data.seed, split == "test", number)
-            yield draw_scene(draws, digit, data.digits_per_scene, data.size)
+            yield draw_scene(draws, data.digits_per_scene, data.size)
 
     def _count(self, split: str) -> int:
         return self.data.scenes if split == "train" else max(1, round(self.data.scenes * self.data.test_fraction))
 
     def summarise(self) -> ImageSummary:
-        if self.data.digits == "mnist":
-            self._mnist_files("train")
         return ImageSummary(ImageKind(self.channels, self.classes), self._count("train"), self._count("test"))
-
-    def _choose_digit_source(self, split: str) -> Digit:
-        if self.data.digits == "drawn":
-            return lambda draws: (which := int(10 * draws[0]), draw_digit(which, draws[1 : 1 + DRAWS]))
-        images, labels = self._read_mnist(split) if self.data.digits == "mnist" else _load_sklearn(split)
-
-        def pick(draws: NDArray[np.float64]) -> tuple[int, NDArray[np.float32]]:
-            index = int(draws[0] * len(images))
-            return int(labels[index]), images[index].astype(np.float32) / 255
-
-        return pick
-
-    def _mnist_files(self, split: str) -> list[Path]:
-        assert self.data.path is not None
-        names = (f"{MNIST[split]}-{name}.gz" for name in ("images.idx3-ubyte", "labels.idx1-ubyte"))
-        return [check_file(self.data.path.expanduser() / name, "data.path") for name in names]
-
-    def _read_mnist(self, split: str) -> tuple[Pixels, Pixels]:
-        files = self._mnist_files(split)
-        try:
-            pixels, classes = (gzip.decompress(read_bytes(file)) for file in files)
-            images = np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, SIDE, SIDE)
-            return images, np.frombuffer(classes, np.uint8, offset=8)
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise invalid_data(f"data.path={files[0].parent}: MNIST's {split} files are damaged ({error})") from None
-
-
-def _load_sklearn(split: str) -> tuple[Pixels, Pixels]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UserError("data.digits=sklearn: type  pip install scikit-learn", code="not-installed") from None
-    from PIL import Image
-
-    found = load_digits()
-    mine = (np.arange(len(found.target)) % 5 == 0) == (split == "test")
-    small = (found.images[mine] * 15.9).astype(np.uint8)
-    inner = (SIDE - 4, SIDE - 4)
-    large = [np.pad(Image.fromarray(one).resize(inner, Image.Resampling.BICUBIC), 2) for one in small]
-    return np.stack(large), found.target[mine].astype(np.uint8)
 
 
 def make_number_stream(*words: int) -> Callable[[int], NDArray[np.float64]]:
@@ -158,10 +110,12 @@ def make_number_stream(*words: int) -> Callable[[int], NDArray[np.float64]]:
     return take
 
 
-def draw_scene(take: Callable[[int], NDArray[np.float64]], digit: Digit, count: int, size: int) -> ImagePair:
+def draw_scene(take: Callable[[int], NDArray[np.float64]], count: int, size: int) -> ImagePair:
     image, mask = np.zeros((size, size), np.float32), np.zeros((size, size), np.uint8)
     for _ in range(count):
-        which, picture = digit(take(1 + DRAWS))
+        draws = take(1 + DRAWS)
+        which = int(10 * draws[0])
+        picture = draw_digit(which, draws[1:])
         down, right, bright = take(3)
         top, left = int(down * (size - SIDE + 1)), int(right * (size - SIDE + 1))
         place = slice(top, top + SIDE), slice(left, left + SIDE)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import SHARED
 from paceline.config import build_spec
 from paceline.data.samples import traits_of
 from paceline.errors import UserError
@@ -67,20 +66,6 @@ def test_a_scene_is_a_function_of_its_number():
     other = next(SceneSource(ImageData(**SCENES, seed=1)).pairs("train"))
     assert not np.array_equal(other[0], few[0][0])
     assert not np.array_equal(next(SceneSource(ImageData(**SCENES)).pairs("test"))[0], few[0][0])
-
-
-@pytest.mark.parametrize("digits", ["sklearn", "mnist"])
-def test_scenes_of_real_digits(digits):
-    pytest.importorskip("sklearn")
-    folder = SHARED / "data" / "mnist"
-    if digits == "mnist" and not folder.is_dir():
-        pytest.skip("MNIST's files are not here")
-    source = SceneSource(ImageData(**SCENES, digits=digits, path=folder))
-    train, test = (next(source.pairs(split)) for split in ("train", "test"))
-    assert not np.array_equal(train[0], test[0])
-    for image, mask in (train, test):
-        assert image.max() > 100
-        assert 0 < (mask > 0).mean() < 0.5
 
 
 def test_prepared_images_are_found_again_and_rebuilt_if_damaged(tmp_path):
