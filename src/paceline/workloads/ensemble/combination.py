@@ -31,26 +31,12 @@ class Logistic:
 
 
 @dataclass(frozen=True)
-class IsotonicCurves:
-    """A curve for each class, from predicted to observed probabilities."""
-
-    said: tuple[tuple[float, ...], ...]
-    held: tuple[tuple[float, ...], ...]
-
-    def __call__(self, found_NC: np.ndarray) -> np.ndarray:
-        curves = zip(found_NC.T, self.said, self.held, strict=True)
-        risen = np.stack([np.interp(column, said, held) for column, said, held in curves], axis=1).clip(LEAST)
-        return np.asarray(risen / risen.sum(1, keepdims=True))
-
-
-@dataclass(frozen=True)
 class Combination:
     how: str
     weights: tuple[float, ...]
     scales: tuple[float, ...] = ()  # of log-probabilities, before averaging
     shifts: tuple[float, ...] = ()  # of each class, or one
     calibration: Logistic | None = None
-    curves: IsotonicCurves | None = None
 
     def __call__(self, outputs: np.ndarray) -> np.ndarray:
         """(members, rows, classes) -> (rows, classes); of numbers (members, rows) -> (rows,)."""
@@ -62,9 +48,7 @@ class Combination:
         else:
             scaled = softmax(np.array(self.scales)[:, None, None] * logs_JNC, -1)
             found = np.asarray(np.tensordot(np.array(self.weights), scaled, 1))
-        if self.calibration is not None:
-            found = self.calibration(compute_logs(found)[None])
-        return self.curves(found) if self.curves is not None else found
+        return found if self.calibration is None else self.calibration(compute_logs(found)[None])
 
 
 def fit_class_combination(
@@ -81,10 +65,9 @@ def fit_class_combination(
         own = np.take_along_axis(softmax(scales[:, None, None] * logs, -1), labels_N[None, :, None], 2)[:, :, 0]
         weights = _fit_mixture(own) if how == "weighted" else np.full(members, 1 / members)
         found = Combination(how, tuple(weights.tolist()), scales=tuple(scales.tolist()))
-    if calibrate in ("temperature", "platt"):
-        logs = compute_logs(found(outputs_JNC))[None]
-        return replace(found, calibration=_fit_logistic(logs, labels_N, shifts=calibrate == "platt"))
-    return replace(found, curves=_fit_isotonic(found(outputs_JNC), labels_N)) if calibrate == "isotonic" else found
+    if calibrate == "none":
+        return found
+    return replace(found, calibration=_fit_logistic(compute_logs(found(outputs_JNC))[None], labels_N, shifts=False))
 
 
 def fit_number_combination(outputs_JN: np.ndarray, truth_N: np.ndarray, how: Combine) -> Combination:
@@ -138,17 +121,3 @@ def _fit_mixture(own_JN: np.ndarray) -> np.ndarray:
         parts = weights[:, None] * own_JN
         weights = (parts / parts.sum(0)).mean(1)
     return weights
-
-
-def _fit_isotonic(found_NC: np.ndarray, labels_N: np.ndarray) -> IsotonicCurves:
-    from scipy.optimize import isotonic_regression
-
-    said, held = [], []
-    for number, column in enumerate(found_NC.T):
-        order = np.argsort(column, kind="stable")
-        risen = isotonic_regression((labels_N[order] == number).astype(np.float64)).x
-        ends = np.flatnonzero(np.diff(risen, prepend=np.nan, append=np.nan) != 0)  # where a step begins
-        keep = np.unique(np.concatenate([ends[ends < len(risen)], ends[1:] - 1]))
-        said.append(tuple(column[order][keep].tolist()))
-        held.append(tuple(risen[keep].tolist()))
-    return IsotonicCurves(tuple(said), tuple(held))

@@ -13,7 +13,7 @@ from paceline.errors import UserError
 
 Combine = Literal["average", "weighted", "stack"]
 FEW = "give two members or more, as  model.members=[trees.yaml,net.yaml]  or  model.runs=[runs/a,runs/b]"
-Calibrate = Literal["none", "temperature", "platt", "isotonic"]
+Calibrate = Literal["none", "temperature"]
 
 
 class EnsembleModel(Section):
@@ -24,9 +24,7 @@ class EnsembleModel(Section):
     members: tuple[Path, ...] = field((), "run files", "trained here: once for each fold, and once on all rows")
     runs: tuple[Path, ...] = field((), "run folders", "finished runs, instead of members")
     combine: Combine = field("stack", "", "probabilities by mean or weighted mean; stack: a logistic regression")
-    calibrate: Calibrate = field(
-        "temperature", "", "one factor; platt adds a shift per class; isotonic is a rising curve"
-    )
+    calibrate: Calibrate = field("temperature", "", "one factor of the log-probabilities of each member, and of all")
 
     @model_validator(mode="after")
     def _members_or_runs(self) -> EnsembleModel:

@@ -30,7 +30,7 @@ def voices():
 
 
 @pytest.mark.parametrize("how", ["average", "weighted", "stack"])
-@pytest.mark.parametrize("calibrate", ["none", "temperature", "platt", "isotonic"])
+@pytest.mark.parametrize("calibrate", ["none", "temperature"])
 def test_every_combination_is_a_distribution_that_survives_its_file(voices, how, calibrate):
     outputs, labels = voices
     found = fit_class_combination(outputs, labels, how, calibrate)
@@ -60,11 +60,9 @@ def test_a_stack_is_scikit_learns_logistic_regression():
 def test_calibration_brings_probabilities_to_what_happens(voices):
     outputs, labels = voices
     shouted = outputs[2]
-    for calibrate in ("temperature", "platt", "isotonic"):
-        calm = fit_class_combination(shouted[None].repeat(2, 0), labels, "average", calibrate)(
-            shouted[None].repeat(2, 0)
-        )
-        assert compute_calibration_error(calm, labels) < 0.2 * compute_calibration_error(shouted, labels)
+    twice = shouted[None].repeat(2, 0)
+    calm = fit_class_combination(twice, labels, "average", "temperature")(twice)
+    assert compute_calibration_error(calm, labels) < 0.2 * compute_calibration_error(shouted, labels)
 
 
 def test_numbers_are_averaged_weighed_and_stacked():

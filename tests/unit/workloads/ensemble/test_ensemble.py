@@ -89,7 +89,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_end(request_values, ensemble_
 
 
 def test_finished_runs_are_weighed_on_rows_that_none_of_them_saw(ensemble_run, tables, tmp_path):
-    wanted = {"model.combine": "weighted", "model.calibrate": "isotonic"}
+    wanted = {"model.combine": "weighted", "model.calibrate": "none"}
     found = paceline.train(finished(ensemble_run, tables, tmp_path, **wanted), tmp_path, show=False)
     told = json.loads((found.path / "ensemble.json").read_text())
     assert sum(told["combination"]["weights"]) == pytest.approx(1)
