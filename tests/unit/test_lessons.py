@@ -5,17 +5,33 @@ from __future__ import annotations
 import math
 import random
 import re
+import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from paceline.config import Train
+from paceline.hardware.catalogue import Cluster, find_device
+from paceline.layout import Layout
+from paceline.measurement.diagnosis import diagnose
+from paceline.measurement.rows import BatchLayout, MeasuredRow, RankLoads
+from paceline.measurement.run_times import _compute_parts
 from paceline.measurement.scaling_laws import LAWS
-from paceline.planner.formulas.memory import _states
+from paceline.planner.formulas.compute import Roofline
+from paceline.planner.formulas.memory import _states, estimate_memory
 from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, Placement
-from paceline.planner.formulas.step_time import CommGroup, all_reduce_s, exposed_s
+from paceline.planner.formulas.shape import ModelShape
+from paceline.planner.formulas.step_time import (
+    CommGroup,
+    all_gather_s,
+    all_reduce_s,
+    build_group,
+    exposed_s,
+    send_s,
+)
 from paceline.trainer.optim.schedule import build_schedule
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -29,6 +45,7 @@ PRECISIONS = {
     "pure bf16": "pure_bf16",
 }
 SETTINGS = 200
+BATCH = BatchLayout(global_batch=256)
 SAMPLES = 10**12  # of a run: so many that a share of it is a number of samples
 
 
@@ -50,9 +67,9 @@ def test_formulas_are_those_of_the_planner(page):
     draw = random.Random(0)
     for _ in range(SETTINGS):
         n, size, bytes_s = draw.randint(1, 1024), 10 ** draw.uniform(4, 11), 10 ** draw.uniform(8, 12)
-        assert page.evaluate("a => lessons.allReduce(...a)", [n, size, bytes_s]) == pytest.approx(
-            all_reduce(n, size, bytes_s)
-        )
+        assert page.evaluate(
+            "([n, size, b]) => lessons.allReduce(size, lessons.ring(n, b))", [n, size, bytes_s]
+        ) == pytest.approx(all_reduce(n, size, bytes_s))
         compute = 10 ** draw.uniform(-3, 1)
         comm = all_reduce(n, size, bytes_s)
         step = compute / n + exposed_s(comm, compute / n, GPU_PHYSICS)
@@ -77,6 +94,95 @@ def test_formulas_are_those_of_the_planner(page):
         expected = build_schedule(train.model_copy(update={"final_lr": 0.0}), SAMPLES)(round(share * SAMPLES))
         got = page.evaluate("a => lessons.learningRate(...a)", [0.1, batch / 256, scaling, schedule, warmup, share])
         assert got == pytest.approx(expected, rel=1e-6)
+
+
+def test_collectives_and_products_are_those_of_the_planner(page):
+    draw, device = random.Random(1), find_device("H100")
+    roofline = Roofline(device, DTYPE_SIZES["bf16"], GPU_PHYSICS)
+    for _ in range(SETTINGS):
+        per_node, size = draw.choice([1, 2, 4, 8, 16]), 10 ** draw.uniform(2, 11)
+        link, network = 10 ** draw.uniform(8, 12), 10 ** draw.uniform(8, 11)
+        cluster = Cluster(device, 1024, per_node, link, network)
+        group = build_group(draw.randint(1, 512), 1, cluster, GPU_PHYSICS)
+        given = [group.size, per_node, link, network]
+        for name, price in (("allReduce", all_reduce_s), ("allGather", all_gather_s)):
+            got = page.evaluate(f"([size, ...a]) => lessons.{name}(size, lessons.group(...a))", [size, *given])
+            assert got == pytest.approx(price(size, group, GPU_PHYSICS))
+        got = page.evaluate("a => lessons.send(...a)", [size, per_node, link, network])
+        assert got == pytest.approx(send_s(size, 1, cluster, GPU_PHYSICS))
+        sides = [draw.choice([1, 8, 128]) * draw.randint(1, 200) for _ in range(3)]
+        got = page.evaluate("a => lessons.product(...a)", sides)
+        assert got == pytest.approx(roofline.matmul_s(*sides))
+        tokens, width, ranks = 64 * draw.randint(1, 512), 512 * draw.randint(1, 32), draw.choice([1, 2, 4, 8, 16])
+        inner = 4 * width // ranks
+        products = roofline.matmul_s(tokens, width, inner) + roofline.matmul_s(tokens, inner, width)
+        members = build_group(ranks, 1, Cluster(device, 1, ranks, link, link), GPU_PHYSICS)
+        got = page.evaluate("a => lessons.feedForward(...a)", [tokens, width, ranks, link])
+        sent = tokens * width * roofline.numbers.element_bytes
+        assert got == pytest.approx({"products": products, "sum": all_reduce_s(sent, members, GPU_PHYSICS)})
+
+
+def test_memory_of_a_step_is_that_of_the_planner(page):
+    draw = random.Random(2)
+    for _ in range(SETTINGS):
+        layers, width, length = draw.randint(1, 96), 64 * draw.randint(1, 128), 128 * draw.randint(1, 32)
+        samples, precision = draw.randint(1, 256), draw.choice(sorted(PRECISIONS))
+        recompute = draw.choice(["none", "selective", "full"])
+        blocks = ModelShape(layers, width, width // 64, length, 50304).blocks
+        placement = Placement(micro_batch=samples, recompute=recompute)
+        found = estimate_memory(blocks, placement, DTYPE_SIZES[PRECISIONS[precision]], GPU_PHYSICS)
+        *terms, rest = page.evaluate(
+            "a => lessons.training(...a)", [layers, width, length, samples, precision, recompute]
+        )
+        names = ("weights", "gradients", "states", "casts", "activations", "logits")
+        assert terms == pytest.approx([getattr(found, f"{name}_bytes") for name in names])
+        assert rest == pytest.approx(found.lost_bytes + found.context_bytes)
+        assert sum(terms) + rest == pytest.approx(found.total_bytes)
+
+
+def test_batches_and_means_are_those_of_train(page):
+    draw = random.Random(3)
+    for _ in range(SETTINGS):
+        ranks, micro_batch = draw.randint(1, 64), draw.randint(1, 64)
+        batch = draw.randint(ranks, 4096)
+        layout = Layout("ddp", ranks, batch, micro_batch)
+        assert page.evaluate("a => lessons.equation(...a)", [batch, ranks, micro_batch]) == layout.equation()
+        samples = [[draw.uniform(-1, 1) for _ in range(draw.randint(1, 20))] for _ in range(ranks)]
+        got = page.evaluate(
+            "a => lessons.mean(...a)", [[math.fsum(own) for own in samples], [len(own) for own in samples]]
+        )
+        assert got == pytest.approx(statistics.fmean(one for own in samples for one in own))
+
+
+def test_a_profile_has_the_cause_that_measure_names(page):
+    draw, causes = random.Random(4), Counter()
+    for _ in range(SETTINGS):
+        compute, slow, workers = (
+            10 ** draw.uniform(-3, 0),
+            draw.choice([1, 1.05, draw.uniform(1, 2)]),
+            draw.randint(1, 16),
+        )
+        comm, load = compute * 10 ** draw.uniform(-2, 0.5), compute * workers * 10 ** draw.uniform(-1, 0.5)
+        got = page.evaluate("a => lessons.profile(...a)", [compute, slow, comm, load, workers])
+        longest, data = compute * slow, got["data"]
+        visible = exposed_s(comm, longest, GPU_PHYSICS)
+        step = max(longest + visible, load / workers)
+        events = [
+            {"data_s": data, "compute_s": own, "comm_s": comm, "exposed_s": step - data - own}
+            for own in (compute, compute, longest, compute)
+        ]
+        parts = _compute_parts([events])
+        loads = RankLoads(busy_s_by_rank=tuple(event["compute_s"] + data for event in events))
+        times = dict.fromkeys(("step_s", "step_s_low", "step_s_high"), step)
+        row = MeasuredRow(label="4 ranks", ranks=4, samples_per_s=1.0, parts=parts, loads=loads, **times, batch=BATCH)
+        shown = {"step": step, "waiting": parts.waiting_s, "travelling": parts.travelling_s, "over": loads.slowest[1]}
+        assert {name: got[name] for name in shown} == pytest.approx(shown, abs=1e-12)
+        assert got["exposed"] == pytest.approx([event["exposed_s"] for event in events])
+        (finding,) = diagnose([row])
+        assert got["cause"] == finding.cause
+        causes[finding.cause] += 1
+    assert set(causes) == {"none", "input", "communication", "slow rank"}
+    assert min(causes.values()) >= 10, causes
 
 
 @pytest.mark.parametrize("name", LESSONS)
