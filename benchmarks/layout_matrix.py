@@ -1,15 +1,17 @@
 """The answer of every axis and model against that of one rank, as a table in Markdown.
 
     python benchmarks/layout_matrix.py [--models lm llama …] [--precision fp32 bf16] [--ranks 8] [--out FILE]
+    python benchmarks/layout_matrix.py --device cuda      # ranks share the device, by gloo
 
 Tiny models, on CPU cores. Each cell is the largest relative difference of losses, gradient norms, weights and the
-evaluation; in fp32 a larger one than 1e-5 is repeated in fp64, and marked r if it shrinks to rounding. Exits with 1
-where a check does not hold.
+evaluation, in each precision; in fp32 a larger one than 1e-5 is repeated in fp64, and marked r if it shrinks to
+rounding. What a model does not take is printed with the reason. Exits with 1 where a check does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -43,31 +45,33 @@ MODELS: dict[str, dict[str, Any]] = {
     "own encoder": {"workload": f"{DOCS / 'examples' / 'own_encoder.py'}:Encoder"},
 }
 LAYOUTS = (
-    *("fsdp:2", "context:2", "context:4", "fsdp:2+context:2", "ddp:2+expert:2", "ddp:4+expert:4", "fsdp:4+expert:2"),
-    *("tensor:2", "fsdp:2+tensor:2", "pipeline:2", "fsdp:2+pipeline:2", "tensor:2+pipeline:2"),
+    *("fsdp:2", "context:2", "context:4", "fsdp:2+context:2"),
+    *("ddp:2+expert:2", "ddp:4+expert:4", "fsdp:4+expert:2", "fsdp:4+expert:4"),
+    *("tensor:2", "fsdp:2+tensor:2", "pipeline:2", "fsdp:2+pipeline:2", "tensor:2+context:2", "tensor:2+pipeline:2"),
     *("fsdp:2+tensor:2+pipeline:2", "fsdp:2+context:2+tensor:2", "fsdp:2+context:2+pipeline:2"),
-    "ddp:2+context:2+pipeline:2+expert:2",
+    *("tensor:2+context:2+pipeline:2", "ddp:2+context:2+pipeline:2+expert:2"),
+    *("fsdp:2+tensor:2+pipeline:2+expert:2", "fsdp:2+context:2+tensor:2+expert:2"),
 )
 
 
-def write_run_file(name: str, folder: Path, precision: str, ranks: int) -> Any:
+def write_run_file(name: str, folder: Path, precision: str, device: str) -> Any:
     values = json.loads(json.dumps(MODELS[name]))
     if values["workload"] == "transformers":
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(values["model"]))
         values["model"] = {"config": str(folder / "config.json")}
     values["train"] = {"steps": 3, "global_batch": 16, "lr": 1e-3, "precision": precision, "evaluate_on": 16}
-    return build_spec({**values, "parallel": {"threads": 1, "timeout_s": 300}})
+    return build_spec({**values, "parallel": {"threads": 1, "timeout_s": 300, "device": device, "backend": "gloo"}})
 
 
-def is_possible(spec: Any, layout: str) -> bool:
-    """Return whether the model takes a layout, as far as it is known before its data are read."""
+def find_obstacle(spec: Any, layout: str) -> str:
+    """Return why the model does not take a layout, as far as it is known before its data are read."""
     try:
         changed = spec.replace({f"parallel.{key}": value for key, value in parse_layout(layout).items()})
         build_workload(changed).suits(layout_of(changed))
-    except UserError:
-        return False
-    return True
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def main() -> None:
@@ -77,28 +81,37 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=8, help="the most that a layout may have")
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which the ranks share")
     parser.add_argument("--out", type=Path, help="write the table here too, row by row")
     asked = parser.parse_args()
     layouts = [layout for layout in asked.layouts if parse_layout(layout)["ranks"] <= asked.ranks]
-    lines = [f"| | {' | '.join(f'`{layout}`' for layout in layouts)} |", f"|{'---|' * (len(layouts) + 1)}"]
+    cells: dict[str, list[list[str]]] = {layout: [[] for _ in asked.models] for layout in layouts}
     holds = True
-    for name in asked.models:
-        for precision in asked.precision:
-            with tempfile.TemporaryDirectory() as scratch:
-                spec = write_run_file(name, Path(scratch), precision, asked.ranks)
-                possible = [layout for layout in layouts if is_possible(spec, layout)]
-                parity = check(spec, layouts=["single", *possible], steps=asked.steps)
-            holds &= parity.holds
-            cells = dict.fromkeys(layouts, "–")
-            for row in parity.rows[1:]:
-                mark = "" if row.agrees(parity.tolerance) else " r" if parity.is_rounding(row) else " **wrong**"
-                cells[row.name] = f"{row.worst.value:.0e}{mark}"
-                print(f"{name} {precision} {row.name}: {row.worst.value:.1e}{mark} ({row.worst.where})", flush=True)
-            lines.append(f"| {name}, {precision} | {' | '.join(cells.values())} |")
-            if asked.out is not None:
-                asked.out.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    for (column, name), precision in itertools.product(enumerate(asked.models), asked.precision):
+        with tempfile.TemporaryDirectory() as scratch:
+            spec = write_run_file(name, Path(scratch), precision, asked.device)
+            obstacles = {layout: find_obstacle(spec, layout) for layout in layouts}
+            possible = [layout for layout, obstacle in obstacles.items() if not obstacle]
+            parity = check(spec, layouts=["single", *possible], steps=asked.steps)
+        for obstacle in dict.fromkeys(filter(None, obstacles.values())):
+            print(f"{name} {precision} –: {obstacle}", flush=True)
+        for row in parity.rows[1:]:
+            mark = "" if row.agrees(parity.tolerance) else " r" if parity.is_rounding(row) else " **wrong**"
+            cells[row.name][column].append(f"{row.worst.value:.0e}{mark}")
+            print(f"{name} {precision} {row.name}: {row.worst.value:.1e}{mark} ({row.worst.where})", flush=True)
+        holds &= parity.holds
+        table = format_table(asked.models, cells)
+        if asked.out is not None:
+            asked.out.write_text(table + "\n")
+    print(table)
     sys.exit(0 if holds else 1)
+
+
+def format_table(models: list[str], cells: dict[str, list[list[str]]]) -> str:
+    """Format a row for each layout, and a column for each model with its precisions."""
+    head = [f"| | {' | '.join(models)} |", f"|{'---|' * (len(models) + 1)}"]
+    rows = [f"| `{name}` | {' | '.join(', '.join(each) or '–' for each in row)} |" for name, row in cells.items()]
+    return "\n".join([*head, *rows])
 
 
 if __name__ == "__main__":
