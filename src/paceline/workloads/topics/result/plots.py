@@ -27,12 +27,10 @@ PALETTE = (
 )  # fmt: skip
 """Each as far as possible from those before it, also for colour-blind readers."""
 REST = "#c4c9d1"
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")  # beyond the palette
 COLUMNS = 1600  # of the structure plot: more documents are averaged
-GAP = 0.012  # between groups, of the width
 MAX_TERM_PLOTS = 24
 LONGEST_TERM = 22
-PLOT_SETTINGS = {"text.parse_math": False, "hatch.linewidth": 0.6}
+PLOT_SETTINGS = {"text.parse_math": False}
 OutputFile = str | Path | None
 
 
@@ -69,39 +67,23 @@ def plot_structure(
     title: str = "Structure of the documents",
     output_file: OutputFile = None,
     *,
-    groups: Sequence[Any] | None = None,
-    order: Sequence[int] | np.ndarray | None = None,
     topic_names: Sequence[str] | None = None,
-    most_topics: int = len(PALETTE),
 ) -> "Figure":
-    """Plot every document as a stacked bar of its topics, like ones side by side.
-
-    `groups`: a label for each document, drawn apart. `order`: instead of `sort_documents`. The smallest of more than
-    `most_topics` are drawn as one, in grey.
-    """
-    if most_topics < 1:
-        raise InvalidValue(f"most_topics={most_topics}: give at least 1", key="most_topics")
+    """Plot every document as a stacked bar of its topics, like ones side by side; of many topics, small ones as one."""
     shares = _read_shares(L, normalize_rows)
     documents = len(shares)
-    kept = np.sort(find_largest(shares.mean(axis=0, dtype=np.float64), most_topics))
+    kept = np.sort(find_largest(shares.mean(axis=0, dtype=np.float64), len(PALETTE)))
     stacked, labels, colours = _merge_others(shares, kept, topic_names)
-    parts = _split_groups(shares, kept, groups, order)
+    order = sort_documents(shares)  # documents of topics that are not drawn on their own come last
+    order = order[np.argsort(~np.isin(shares.argmax(axis=1)[order], kept), kind="stable")]
     with _open_figure((9.0, 3.9), output_file) as figure:
         axes = figure.add_subplot()
-        gap = GAP * documents if len(parts) > 1 else 0.0
-        left, middles = 0.0, []
-        for _, members in parts:
-            columns = average_neighbours(stacked, members, max(1, round(COLUMNS * len(members) / documents)))
-            edges = np.linspace(left, left + len(members), len(columns) + 1)
-            _draw_stacked_bars(axes, edges, columns, colours)
-            middles.append(left + len(members) / 2)
-            left += len(members) + gap
-        axes.set(xlim=(0, max(left - gap, 1e-9)), ylim=(0, 1), title=title, ylabel="share of the document")
+        columns = average_neighbours(stacked, order, COLUMNS)
+        _draw_stacked_bars(axes, np.linspace(0, documents, len(columns) + 1), columns, colours)
+        axes.set(xlim=(0, documents), ylim=(0, 1), title=title, ylabel="share of the document")
         axes.grid(visible=False)
-        axes.set_xticks(middles if groups is not None else [])
-        axes.set_xlabel(f"{documents:,} documents" + (f" in {len(parts)} groups" if groups is not None else ""))
-        if groups is not None:
-            _label_groups(axes, [name for name, _ in parts], [len(members) / documents for _, members in parts])
+        axes.set_xticks([])
+        axes.set_xlabel(f"{documents:,} documents")
         axes.spines[["left", "bottom"]].set_visible(False)
         _draw_topic_legend(figure, labels, colours)
     return figure
@@ -115,10 +97,9 @@ def plot_top_terms(
     output_file: OutputFile = None,
     *,
     by: str = "probability",
-    topics: Sequence[int] | None = None,
     topic_names: Sequence[str] | None = None,
 ) -> "Figure":
-    """Plot the top terms of each topic as bars, one small chart for each; by default the largest of many topics."""
+    """Plot the top terms of each topic as bars, one small chart for each; of many topics the largest."""
     probabilities = as_matrix(F, "F")
     k, m = probabilities.shape
     fitted = getattr(F, "fit_", F)
@@ -126,13 +107,13 @@ def plot_top_terms(
     names = term_names if term_names is not None else getattr(fitted, "terms", None)
     if names is not None and len(names) != m:
         raise InvalidValue(f"{len(names):,} term_names for {m:,} columns of F", key="term_names")
-    shown = _choose_shown_topics(k, shares, topics)
+    shown = sorted(find_largest(shares, MAX_TERM_PLOTS).tolist())
     firsts = find_top_terms(probabilities, shares, n_top_terms, by)
     wide = min(4, len(shown))
     high = -(-len(shown) // wide)
     size = (max(4.0, 2.6 * wide), 0.7 + high * (0.55 + 0.19 * min(n_top_terms, m)))
     if len(shown) < k:
-        title += f" of the {len(shown)} {'chosen' if topics is not None else 'largest'} of {k} topics"
+        title += f" of the {len(shown)} largest of {k} topics"
     with _open_figure(size, output_file) as figure:
         figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)
         charts = figure.subplots(high, wide, squeeze=False).ravel()
@@ -186,76 +167,34 @@ def _read_shares(L: Any, normalize_rows: bool) -> np.ndarray:
 
 def _merge_others(
     shares: np.ndarray, kept: np.ndarray, names: Sequence[str] | None
-) -> tuple[np.ndarray, list[str], list[tuple[str, str]]]:
+) -> tuple[np.ndarray, list[str], list[str]]:
     k = shares.shape[1]
     if names is not None and len(names) != k:
         raise InvalidValue(f"{len(names)} topic_names for {k} topics", key="topic_names")
-    labels, many = [_format_topic_name(int(at), names) for at in kept], len(PALETTE)
-    looks = [(PALETTE[place % many], HATCHES[place // many % len(HATCHES)]) for place in range(len(kept))]
+    labels, colours = [_format_topic_name(int(at), names) for at in kept], list(PALETTE[: len(kept)])
     if len(kept) == k:
-        return shares, labels, looks
+        return shares, labels, colours
     rest = np.maximum(shares.sum(axis=1) - shares[:, kept].sum(axis=1), 0)
-    return np.column_stack([shares[:, kept], rest]), [*labels, f"{k - len(kept)} others"], [*looks, (REST, "")]
+    return np.column_stack([shares[:, kept], rest]), [*labels, f"{k - len(kept)} others"], [*colours, REST]
 
 
-def _split_groups(
-    shares: np.ndarray, kept: np.ndarray, groups: Sequence[Any] | None, order: Sequence[int] | np.ndarray | None
-) -> list[tuple[str, np.ndarray]]:
-    documents = len(shares)
-    placed = sort_documents(shares) if order is None else np.asarray(order)
-    if order is None:  # documents of topics that are not drawn on their own come last
-        placed = placed[np.argsort(~np.isin(shares.argmax(axis=1)[placed], kept), kind="stable")]
-    elif not np.array_equal(np.sort(placed), np.arange(documents)):
-        raise InvalidValue(f"order: give each of the {documents:,} documents once", key="order")
-    if groups is None:
-        return [("", placed)]
-    if len(groups) != documents:
-        raise InvalidValue(f"{len(groups):,} groups for {documents:,} documents", key="groups")
-    labels = np.array([str(label) for label in groups])
-    names, of = np.unique(labels, return_inverse=True)
-    in_order = placed[np.argsort(of[placed], kind="stable")]
-    ends = np.cumsum(np.bincount(of))
-    return [(str(name), part) for name, part in zip(names, np.split(in_order, ends[:-1]), strict=True)]
-
-
-def _draw_stacked_bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[tuple[str, str]]) -> None:
+def _draw_stacked_bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[str]) -> None:
     xs = np.repeat(edges, 2)[1:-1]
     below = np.zeros(len(columns), np.float32)
-    for place, (colour, hatch) in enumerate(colours):
+    for place, colour in enumerate(colours):
         above = below + columns[:, place]
-        axes.fill_between(
-            xs, np.repeat(below, 2), np.repeat(above, 2), facecolor=colour, edgecolor="#ffffff" if hatch else colour,
-            hatch=hatch or None, linewidth=0 if hatch else 0.15, rasterized=False,
-        )  # fmt: skip
+        bars = np.repeat(below, 2), np.repeat(above, 2)
+        axes.fill_between(xs, *bars, facecolor=colour, edgecolor=colour, linewidth=0.15, rasterized=False)
         below = above
 
 
-def _label_groups(axes: Any, names: Sequence[str], shares: Sequence[float]) -> None:
-    tight = any(len(name) > 110 * share for name, share in zip(names, shares, strict=True))
-    axes.set_xticklabels([shorten_label(name) for name in names], size=8, color=INK)
-    axes.tick_params(axis="x", length=0, rotation=40 if tight else 0)
-    if tight:
-        for label in axes.get_xticklabels():
-            label.set(ha="right", rotation_mode="anchor")
-
-
-def _draw_topic_legend(figure: Any, labels: Sequence[str], colours: Sequence[tuple[str, str]]) -> None:
+def _draw_topic_legend(figure: Any, labels: Sequence[str], colours: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
     patches = [
-        Patch(fc=colour, hatch=hatch or None, ec="#ffffff" if hatch else colour, label=shorten_label(label))
-        for label, (colour, hatch) in zip(labels, colours, strict=True)
+        Patch(fc=colour, ec=colour, label=shorten_label(label)) for label, colour in zip(labels, colours, strict=True)
     ]
     figure.legend(handles=patches, loc="outside right upper", ncols=1 if len(labels) <= 16 else 2, handlelength=1.1)
-
-
-def _choose_shown_topics(k: int, shares: np.ndarray, topics: Sequence[int] | None) -> list[int]:
-    if topics is None:
-        return list(range(k)) if k <= MAX_TERM_PLOTS else sorted(find_largest(shares, MAX_TERM_PLOTS).tolist())
-    wrong = [topic for topic in topics if not 0 <= topic < k]
-    if wrong or not len(topics):
-        raise InvalidValue(f"topics={list(topics)}: give some of 0 to {k - 1}", key="topics")
-    return [int(topic) for topic in topics]
 
 
 def _format_topic_name(topic: int, names: Sequence[str] | None) -> str:
