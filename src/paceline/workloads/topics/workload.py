@@ -69,7 +69,7 @@ class Topics(PassWorkload):
         options = self._data.text_options()
         if (stop := Path(options["stop_words"]).expanduser()).is_file():
             options["stop_words"] = read_text(stop)
-        return hashlib.sha256(json.dumps([described, options, WORDS]).encode()).hexdigest()[:24]
+        return hashlib.sha256(json.dumps([described, options, WORDS.pattern]).encode()).hexdigest()[:24]
 
     def sample_count(self) -> int:
         return self.counts.documents

@@ -55,7 +55,7 @@ def test_what_is_saved_is_loaded(tmp_path, n, k, m, data, losses):
         terms=data.draw(st.lists(TEXT, min_size=m, max_size=m)) if named else None,
         names=data.draw(st.lists(TEXT, min_size=n, max_size=n)) if named else None,
         passes=7, converged=True, stopped_because="gain", seconds=1.5,
-        settings={"seed": 3, "text": {"lower_case": True}, "at": data.draw(TEXT)},
+        settings={"seed": 3, "text": {"markup": True}, "at": data.draw(TEXT)},
     )  # fmt: skip
     same(made, TopicFit.load(made.save(tmp_path / "fit.safetensors")))
 
@@ -214,8 +214,8 @@ def test_texts_are_counted_as_in_training():
     words = [" ".join(made.term(at).upper() for at in np.repeat(np.arange(36), row)) for row in X[:4]]
     assert made.transform(words) == pytest.approx(made.transform(X[:4]), abs=1e-4)
     assert made.transform(words[0] + " and unheard") == pytest.approx(made.transform(X[:1]), abs=1e-4)
-    made.settings["text"] = {"lower_case": False, "min_df": 1}
-    assert made.transform(words[0].lower()) == pytest.approx(made.transform(X[:1]), abs=1e-4)
+    made.settings["text"] = {"stop_words": ["unheard"], "min_df": 1}
+    assert made.transform(f"{words[0]} unheard") == pytest.approx(made.transform(X[:1]), abs=1e-4)
     made.terms = None
     with pytest.raises(UserError) as caught:
         made.transform(["a text"])

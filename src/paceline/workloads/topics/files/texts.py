@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.data.files import iter_below, iter_lines, open_text
 from paceline.data.tables import iter_columns, locate_row, table_kind
-from paceline.errors import InvalidData, InvalidValue, UserError
+from paceline.errors import InvalidData, UserError
 from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, find_integer_type, join_rows
 from paceline.workloads.topics.files.disk_counts import has_count_columns
 from paceline.workloads.topics.files.shards import MANIFEST
@@ -21,7 +21,7 @@ from paceline.workloads.topics.files.shards import MANIFEST
 BATCH_TOKENS = 1 << 20
 WIDTH = 1 << 32  # of the numbers of terms: (document, term) is one number
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
-WORDS = r"\b(?=\w*[^\W\d_])\w\w+\b"  # two characters or more, with a letter among them
+WORDS = re.compile(r"\b(?=\w*[^\W\d_])\w\w+\b")  # two characters or more, with a letter among them
 TAG = re.compile(r"<(?:[/!]?[A-Za-z][^<>]{0,1000}|!--.{0,1000}?--)>", re.DOTALL)
 Document = tuple[str | None, str]
 
@@ -32,8 +32,6 @@ class TextOptions:
 
     column: str = "text"
     name_column: str | None = None  # documents are named after it; files of a folder have their own names
-    lower_case: bool = True
-    token_pattern: str = WORDS
     markup: bool = False  # whether tags such as <br /> and entities such as &amp; are words
     stop_words: str | Iterable[str] | None = "english"
     min_df: float = 2
@@ -41,15 +39,12 @@ class TextOptions:
     max_terms: int | None = None
 
     def rules(self) -> str:
-        left_out = ["markup"] if not self.markup else []
-        left_out += ["numbers"] if self.token_pattern == WORDS else []
+        left_out = ["numbers"] if self.markup else ["markup", "numbers"]
         stop = len(read_stop_words(self.stop_words))
         left_out += [f"{stop} {'English ' * (self.stop_words == 'english')}stop words"] if stop else []
         left_out += [f"terms in fewer than {_format_limit(self.min_df)}", f"in more than {_format_limit(self.max_df)}"]
-        terms = "words" if self.token_pattern == WORDS else f"what {self.token_pattern} matches"
-        cased = ", in lower case" if self.lower_case else ""
         most = f"; of the rest the {self.max_terms:,} most frequent" if self.max_terms else ""
-        return f"terms are {terms}{cased}; left out: {', '.join(left_out)}{most}"
+        return f"terms are words, in lower case; left out: {', '.join(left_out)}{most}"
 
 
 def _format_limit(documents: float) -> str:
@@ -99,13 +94,12 @@ class TermCounter:
             self._number = {term: self._stop + place for place, term in enumerate(self.fixed)} | self._number
         self._in_documents = np.zeros(0, np.int64)  # by number of the term: documents that contain it
         self._in_all = np.zeros(0, np.int64)  # how often it occurs
-        self._tokens = _compile_pattern(self.options.token_pattern).findall
 
     def count(self, documents: Iterable[Document]) -> Iterator[Csr]:
         numbers, ends = array("i"), array("q")
         for name, text in documents:
             text = text if self.options.markup else strip_markup(text)
-            tokens = self._tokens(text.lower() if self.options.lower_case else text)
+            tokens = WORDS.findall(text.lower())
             if self.fixed is None:
                 numbers.extend(map(self._number.__getitem__, tokens))
             else:
@@ -155,18 +149,6 @@ class TermCounter:
 
     def empty_error(self, source: object) -> UserError:
         return InvalidData(f"{_describe_source(source)}: there is no document")
-
-
-def _compile_pattern(given: str) -> re.Pattern[str]:
-    try:
-        pattern = re.compile(given)
-    except re.error as error:
-        problem = f"not a regular expression ({error})"
-    else:
-        if pattern.groups <= 1:
-            return pattern
-        problem = f"has {pattern.groups} groups; at most one is possible, the token"
-    raise InvalidValue(f"token_pattern={given!r}: {problem}", key="token_pattern")
 
 
 def _count_documents(limit: float, documents: int) -> float:
