@@ -100,7 +100,7 @@ def _row(raw: dict[str, str]) -> Row | None:
     numbers = _numbers(raw, cluster)
     placement = _spread(raw, n, model, cluster, numbers, year)
     step_s = _step_s(n, notes, model, placement, cluster, numbers, raw)
-    unit = 2**30 if "MiB" in notes or "GiB" in notes or "torch.cuda" in notes or "bloom" in raw["id"] else GB
+    binary = "MiB" in notes or "GiB" in notes or "torch.cuda" in notes or "bloom" in raw["id"] or _torchtitan(raw)
     memory_gb = n["measured_peak_mem_gb"]
     return Row(
         id=raw["id"],
@@ -112,7 +112,7 @@ def _row(raw: dict[str, str]) -> Row | None:
         placement=placement,
         numbers=numbers,
         step_s=step_s,
-        memory_bytes=memory_gb * unit if memory_gb else None,
+        memory_bytes=memory_gb * (2**30 if binary else GB) if memory_gb else None,
         counted=_counted(raw),
         samples_s=n["measured_samples_per_s"]
         or (n["measured_tokens_per_s_per_gpu"] or 0) * (n["gpu_count"] or 1)
@@ -127,9 +127,14 @@ def _row(raw: dict[str, str]) -> Row | None:
 
 def _counted(raw: dict[str, str]) -> Literal["whole", "reserved", "allocated"]:
     """torchtitan prints what its allocator has reserved; tools that watch the device see the driver too."""
-    if "torchtitan" in raw["source"]:
+    if _torchtitan(raw):
         return "reserved"
     return "allocated" if "max_memory_allocated" in raw["notes"] or "FSDP2" in raw["notes"] else "whole"
+
+
+def _torchtitan(raw: dict[str, str]) -> bool:
+    """torchao's benchmark script runs torchtitan and copies the memory, in GiB, from its log."""
+    return "torchtitan" in raw["source"] or raw["id"].startswith("torchao")
 
 
 def _sharded(raw: dict[str, str]) -> bool:
@@ -286,8 +291,12 @@ def _spread(
 
 
 def _fused_loss(raw: dict[str, str], year: int) -> bool:
-    """MPT takes flash-attention's loss unless set otherwise; torchtitan compiles its own since 2025."""
-    compiled = "torchtitan" in raw["source"] and year >= 2025 and "compile=1" in raw["notes"]
+    """MPT takes flash-attention's loss unless set otherwise; torchtitan compiles its own since April 2025.
+
+    torchao measured on H100 in March (torch 2.7.0a0), on MI300X and B200 in August.
+    """
+    compiled = _torchtitan(raw) and year >= 2025 and "compile=1" in raw["notes"]
+    compiled &= not raw["id"].startswith("torchao") or not raw["gpu"].startswith("H100")
     return compiled or "llm-foundry" in raw["source"]
 
 

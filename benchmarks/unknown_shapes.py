@@ -6,6 +6,7 @@ import math
 
 from paceline.errors import UserError
 from paceline.hardware.catalogue import Cluster
+from paceline.hardware.failures import find_slowest
 from paceline.planner.formulas.placement import DtypeSizes, Physics
 from paceline.planner.formulas.shape import ModelShape
 from paceline.planner.formulas.step_time import BUCKET_BYTES, all_reduce_s, bucketed_exposed_s, build_group
@@ -71,4 +72,4 @@ def data_parallel_step_s(
     sent = params * numbers.sent_bytes
     comm_s = all_reduce_s(sent, build_group(ranks, 1, cluster, physics), physics, max(1.0, sent / BUCKET_BYTES))
     visible_s = bucketed_exposed_s(comm_s, sent, BACKWARD_SHARE * alone_s / accumulate, physics)
-    return (alone_s + visible_s) * (1 + physics.jitter * math.log2(ranks))
+    return (alone_s + visible_s) * (1 + physics.spread * find_slowest(ranks))

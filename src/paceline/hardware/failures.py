@@ -1,7 +1,8 @@
-"""How often devices fail, and how often to save a checkpoint for it."""
+"""How often devices fail, how often to save a checkpoint for it, and how far the slowest of many lags."""
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from paceline.hardware.catalogue import Device
 from paceline.io.arguments import option_error
@@ -14,6 +15,7 @@ FALLBACK_SOURCE = "that of an A100 in RSC-1, arXiv 2410.21680"
 Z_BAND = 1.8  # standard deviations to either end: 90 % of the skewed sums that were simulated lie between
 MOST_EXPONENT = 300.0
 SMALL = 1e-4
+MEAN_SHARE = 0.5264  # of draws, those below the mean of the largest of many normal deviates
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ def describe_interval(steps: int, save_s: float, mtbf_h: float, devices: int, st
     return f"{steps:,} step{'s' * (steps > 1)} = √(2 × {duration(save_s)} × {failing}) / {duration(step_s)}"
 
 
+def find_slowest(count: int, share: float = MEAN_SHARE) -> float:
+    """Return the quantile (by default, about the mean) of the largest of `count` standard normal deviates."""
+    return NormalDist().inv_cdf(share ** (1 / count))
+
+
 @dataclass(frozen=True)
 class ExpectedRun:
     """A run with its failures. `interval_s` is the work between two checkpoints."""
@@ -64,13 +71,19 @@ class ExpectedRun:
 
 
 def expect_run(
-    model: FailureModel, devices: int, work_s: float, save_s: float, interval_s: float | None = None
+    model: FailureModel,
+    devices: int,
+    work_s: float,
+    save_s: float,
+    interval_s: float | None = None,
+    spread: float = 0.0,
 ) -> ExpectedRun:
     """Compute the hours of `work_s` with a pause of `save_s` after each `interval_s`, or after the best interval.
 
     A failure loses what was done since the last checkpoint, and then a restart, which may fail too. The time of a
     segment between checkpoints has a closed mean and variance; over many segments the lost time is close to a gamma
-    distribution.
+    distribution. The times of devices for the same work deviate by `spread`, and all keep the pace of the slowest: of
+    an ordinary one in `work_s`, of a lucky or unlucky draw of devices at the ends of the band.
     """
     rate = model.rate(devices)
     best_s = min(work_s, find_best_interval_s(save_s, rate))
@@ -86,6 +99,10 @@ def expect_run(
     base_s = work_s + segments * save_s
     low, high = (base_s + _gamma_quantile(extra_s, variance, z) for z in (-Z_BAND, Z_BAND))
     total_s = base_s + extra_s
+    early_s, late_s = (
+        work_s * spread * (find_slowest(devices, share) - find_slowest(devices)) for share in (0.05, 0.95)
+    )
+    low, high = total_s - math.hypot(total_s - low, early_s), total_s + math.hypot(high - total_s, late_s)
     return ExpectedRun(interval_s, best_s, total_s / 3600, (low / 3600, high / 3600), failures, work_s / total_s)
 
 

@@ -126,7 +126,9 @@ class Plan(Tabular):
         if row.hours is None or save_s is None or self.target.shared:
             return None
         work_s = 3600 * row.hours - row.pauses_s.get("checkpoint_s", 0.0)
-        return expect_run(self.failures, row.devices, work_s, save_s, every and every * row.price.step_s)
+        interval_s = every and every * row.price.step_s
+        spread = row.price.where.physics.spread
+        return expect_run(self.failures, row.devices, work_s, save_s, interval_s, spread)
 
     def overrides(self) -> dict[str, Any]:
         """Return the chosen layout as dotted values of the run file."""

@@ -81,6 +81,10 @@ class LengthStats:
             return self.longest_ratio
         return min(self.longest_ratio, 1 + SPREAD_SIGMAS * self.varies / math.sqrt(max(1.0, micro_batch)))
 
+    def dealt_deviation(self, micro_batch: float) -> float:
+        """Return the deviation of a rank's pass over the mean: the longest samples are dealt first, back and forth."""
+        return self.varies / max(1.0, micro_batch)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCostModel(CostModel):
@@ -318,7 +322,8 @@ class TrainingCostModel(CostModel):
     def _step_pricer(self, layout: Layout, where: PricedCluster) -> StepPricer:
         placement = self.placement(layout, where.cluster.device)
         blocks = self._add_length_launches(placement.micro_batch, where.cluster.device)
-        return StepPricer(blocks, placement, where.cluster, self.numbers, where.physics)
+        uneven = self.lengths.dealt_deviation(placement.micro_batch)
+        return StepPricer(blocks, placement, where.cluster, self.numbers, where.physics, uneven)
 
     def timeline(self, price: PricedLayout) -> Timeline:
         played = simulate_step(self._step_pricer(price.layout, price.where))

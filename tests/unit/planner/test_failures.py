@@ -8,7 +8,13 @@ import pytest
 
 import paceline
 from paceline.hardware.catalogue import find_device
-from paceline.hardware.failures import FailureModel, expect_run, find_best_interval_s, resolve_failures
+from paceline.hardware.failures import (
+    FailureModel,
+    expect_run,
+    find_best_interval_s,
+    find_slowest,
+    resolve_failures,
+)
 from plan_specs import lm
 
 MONTH_S = 30 * 86400.0
@@ -50,6 +56,30 @@ def test_a_month_with_failures(devices, mtbf_h, save_s, interval_s):
     low, high = found.hours_band
     assert statistics.fmean(hours) == pytest.approx(found.hours, rel=0.01)
     assert sum(low <= h <= high for h in hours) >= 180
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64, 1024])
+def test_the_slowest_of_many_ranks_lags_as_far_as_drawn(ranks):
+    rng = random.Random(0)
+    draws = sorted(max(rng.gauss(0, 1) for _ in range(ranks)) for _ in range(2000 if ranks < 100 else 400))
+    assert statistics.fmean(draws) == pytest.approx(find_slowest(ranks), abs=0.06)
+    assert find_slowest(ranks, 0.95) == pytest.approx(draws[int(0.95 * len(draws))], abs=0.2)
+
+
+@pytest.mark.parametrize("mtbf_h", [50_700, 1e9])
+def test_a_month_on_devices_of_unequal_pace(mtbf_h):
+    """All of 1,024 devices keep the pace of the slowest, and few or no failures make the band."""
+    spread, devices, rng = 0.012, 1024, random.Random(0)
+    model = FailureModel(mtbf_h, restart_s=300.0)
+    found = expect_run(model, devices, MONTH_S, 12.0, spread=spread)
+    hours = []
+    for _ in range(200):
+        lag = max(rng.gauss(0, 1) for _ in range(devices)) - find_slowest(devices)
+        work_s = MONTH_S * (1 + spread * lag)
+        hours.append(simulate_run(rng, model.rate(devices), 300.0, work_s, 12.0, found.interval_s) / 3600)
+    low, high = found.hours_band
+    assert 175 <= sum(low <= h <= high for h in hours) < 200
+    assert statistics.fmean(hours) == pytest.approx(found.hours, rel=0.01)
 
 
 def test_no_other_interval_loses_less():

@@ -166,7 +166,7 @@ class Physics:
     node_latency_s: float
     call_s: float
     overlap: float
-    jitter: float
+    spread: float
     input_bytes_s: float
     context_bytes: float
     communicator_bytes: float

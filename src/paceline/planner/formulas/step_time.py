@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.hardware.catalogue import Cluster
+from paceline.hardware.failures import find_slowest
 from paceline.planner.formulas.compute import Roofline
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import BlockShape, find_repeated_block
@@ -129,6 +130,8 @@ class StepPricer:
     cluster: Cluster
     numbers: DtypeSizes
     physics: Physics
+    uneven: float = 0.0
+    """Deviation of what ranks with other samples have to do in a pass, over its mean."""
 
     @property
     def roofline(self) -> Roofline:
@@ -153,7 +156,7 @@ class StepPricer:
 
     def price(self) -> StepTime:
         """Add up the terms of one optimiser step."""
-        placement, physics = self.placement, self.physics
+        placement = self.placement
         stages, passes = placement.pipeline, placement.accumulate
         stage = self._price_stage()
         per_pass, per_step = (
@@ -172,9 +175,18 @@ class StepPricer:
             bubble_s=bubble_s,
             update_s=self.roofline.optimizer_s(owned) if on_device else 0.0,
             overhead_s=self._update_starts_s(),
-            waiting_s=physics.jitter * math.log2(placement.ranks) * busy_s,
+            waiting_s=self._lag() * busy_s,
             offload_s=0.0 if on_device else self._offload_s(owned, stage.compute_s),
         )
+
+    def _lag(self) -> float:
+        """Return by how much the slowest rank is expected to lag: by its device, and by the samples dealt to it."""
+        placement = self.placement
+        if placement.ranks == 1:
+            return 0.0
+        meetings = placement.accumulate if placement.zero < 3 else 1  # passes between two moments when ranks meet
+        dealt = self.uneven / math.sqrt(meetings) * find_slowest(placement.data) if placement.data > 1 else 0.0
+        return math.hypot(self.physics.spread * find_slowest(placement.ranks), dealt)
 
     def _exposed_s(self, comm_s: float, compute_s: float) -> float:
         return exposed_s(comm_s, compute_s, self.physics, self.placement.runtime.overlap)

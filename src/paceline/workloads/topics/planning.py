@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from paceline.config import RunSpec
 from paceline.errors import InvalidValue, UserError
 from paceline.hardware.catalogue import Device
+from paceline.hardware.failures import find_slowest
 from paceline.io.format import duration, format_quantity, size
 from paceline.layout import Layout
 from paceline.planner.advice import format_times
@@ -174,7 +175,7 @@ def estimate_pass_time(
         exposed_s=exposed,
         update_s=of_rows + of_topics,
         overhead_s=overhead,
-        waiting_s=physics.jitter * math.log2(ranks) * (busy + exposed),
+        waiting_s=physics.spread * find_slowest(ranks) * (busy + exposed) if ranks > 1 else 0.0,
         data_s=max(0.0, streamed - work),
     )
 

@@ -3,16 +3,20 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unknown_shapes import data_parallel_step_s
 
+from paceline.data.order import split_by_cost
 from paceline.hardware.catalogue import parse_cluster
+from paceline.hardware.failures import find_slowest
 from paceline.planner.formulas.compute import Roofline, count_fused_scores
 from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, PHYSICS_TABLE, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape
 from paceline.planner.formulas.step_time import StepPricer, all_gather_s, all_reduce_s, build_group, exposed_s
+from paceline.planner.training_cost import LengthStats
 
 IDEAL = replace(
     GPU_PHYSICS,
@@ -28,7 +32,7 @@ IDEAL = replace(
     node_latency_s=0,
     call_s=0,
     overlap=1,
-    jitter=0,
+    spread=0,
 )
 A100 = parse_cluster("8xA100")
 BF16 = DTYPE_SIZES["bf16"]
@@ -119,6 +123,30 @@ def test_full_recomputation_costs_a_third_more():
     model = ModelShape(24, 4096, 32, 512, 64, fused_attention=False)
     none, full = (price(model, Placement(micro_batch=8, recompute=r)) for r in ("none", "full"))
     assert full.compute_s / none.compute_s == pytest.approx(4 / 3, rel=0.01)
+
+
+def test_ranks_wait_for_the_slowest_device_and_the_longest_samples():
+    placement, shared = Placement(replicate=8, micro_batch=4), ModelShape(2, 64, 4, 128, 1000).blocks
+    physics = replace(IDEAL, spread=0.02)
+    steady, uneven = (StepPricer(shared, placement, A100, BF16, physics, by).price() for by in (0.0, 0.03))
+    busy_s = steady.step_s - steady.update_s - steady.overhead_s - steady.waiting_s
+    assert steady.waiting_s == pytest.approx(0.02 * find_slowest(8) * busy_s)
+    assert uneven.waiting_s == pytest.approx(math.hypot(0.02, 0.03) * find_slowest(8) * busy_s)
+    four = StepPricer(shared, replace(placement, accumulate=4), A100, BF16, physics, 0.03).price()
+    assert four.waiting_s / four.compute_s < uneven.waiting_s / uneven.compute_s  # passes even out
+    assert StepPricer(shared, Placement(), A100, BF16, physics, 0.03).price().waiting_s == 0
+
+
+@pytest.mark.parametrize(("samples", "ranks"), [(1, 4), (4, 8), (8, 32), (16, 128)])
+def test_samples_that_are_dealt_by_cost_differ_between_ranks_as_planned(samples, ranks):
+    """Lengths as those of texts, log-normal with a deviation of 0.4: the largest share, drawn and planned."""
+    rng, sigma, drawn = np.random.default_rng(0), math.sqrt(math.log(1.16)), []
+    for _ in range(50):
+        cost = rng.lognormal(-sigma * sigma / 2, sigma, samples * ranks)
+        shares = np.array([cost[share].sum() for share in split_by_cost(cost, ranks)])
+        drawn.append(shares.max() / shares.mean() - 1)
+    planned = LengthStats(4.0, 0.4).dealt_deviation(samples) * find_slowest(ranks)
+    assert 0.6 < np.mean(drawn) / planned < 1.4
 
 
 def test_accumulation_sends_gradients_once():
