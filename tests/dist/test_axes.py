@@ -72,7 +72,9 @@ ON_MORE = [
     *("fsdp:4+expert:2", "hsdp:2x2+expert:2", "fsdp:2+context:2+expert:4", "fsdp:2+tensor:2+expert:2"),
     "ddp:2+pipeline:2+tensor:2+expert:2",
 ]
+BY_BIAS = {"model.balance_by": "bias", "model.balance": 0.3}
 CHECKED = {
+    "by bias": (BY_BIAS, ["fsdp:2+expert:2", "context:2", "ddp:2+pipeline:2", "ddp:2+context:2"]),
     "plain": ({}, ON_TWO),
     "recomputed": ({"parallel.activation_checkpointing": "full"}, ON_MORE),
     "bf16": ({"train.precision": "bf16"}, ["fsdp:2", "fsdp:2+expert:2", "context:2"]),
@@ -97,9 +99,16 @@ def test_experts_of_transformers_are_divided(kind, tmp_path, corpus_cache):
     check_holds(build_spec({"workload": "transformers", **values}), layouts=layouts, steps=2)
 
 
-@pytest.mark.parametrize(("saved", "resumed"), [("fsdp:4+expert:2", "context:2"), ("single", "ddp:2+expert:2")])
-def test_a_mixture_goes_on_under_another_layout(tiny_lm, tmp_path, saved, resumed):
-    spec = tiny_lm.replace(MIXTURE | {"train.steps": 4, "train.checkpoint_every": 2})
+@pytest.mark.parametrize(
+    ("saved", "resumed", "changes"),
+    [
+        ("fsdp:4+expert:2", "context:2", {}),
+        ("single", "ddp:2+expert:2", {}),
+        ("ddp:2+pipeline:2", "fsdp:2+expert:2", BY_BIAS),
+    ],
+)
+def test_a_mixture_goes_on_under_another_layout(tiny_lm, tmp_path, saved, resumed, changes):
+    spec = tiny_lm.replace(MIXTURE | changes | {"train.steps": 4, "train.checkpoint_every": 2})
     whole = train(spec, tmp_path / "whole", show=False).path
     folder = train(spec.replace(_values(saved)), tmp_path / "cut", show=False).path
     shutil.rmtree(folder / "checkpoints" / "step-00000004")

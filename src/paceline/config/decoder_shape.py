@@ -29,6 +29,7 @@ class DecoderShape:
     experts: int = 0
     top_k: int = 2
     shared_ffn: int = 0
+    balance_by: str = "loss"
 
     @classmethod
     def of(cls, preset: str, given: Mapping[str, Any], vocab: int, sequence: int) -> "DecoderShape":

@@ -76,6 +76,7 @@ class Loader:
     collate: Collate
     at_once: int = 1  # steps whose batches are made together
     group: int = 1  # consecutive samples that stay together on one rank
+    pads_empty: bool = False  # whether a pass without samples can have rows that do not count, not others' samples
 
     def load(self, batches: Sequence[GlobalBatch]) -> list[RankBatch]:
         """Return this rank's share of each: as many micro-batches as other ranks have, of nearly the same cost."""
@@ -85,7 +86,7 @@ class Loader:
             shares = split_groups(cost, self.layout.data * count, self.group)
             shares = shares[self.rank * count : (self.rank + 1) * count]
             weights.append([1 if len(share) else 0 for share in shares])
-            unused = np.arange(min(self.group, len(whole.ids)))
+            unused = np.arange(0 if self.pads_empty else min(self.group, len(whole.ids)))
             wanted += [(whole.ids[s], whole.keys[s]) for s in (share if len(share) else unused for share in shares)]
             totals.append(int(cost.sum()))
         began = time.perf_counter()

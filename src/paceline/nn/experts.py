@@ -1,9 +1,13 @@
 """Mixtures of experts: a router sends each token to some of many feed-forward parts, and drops none."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -23,6 +27,49 @@ class Experts(nn.Module):
 
     def forward(self, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
         return run_experts(self, None, x_TD, chosen_Tk, scores_Tk)
+
+
+def balance_by_bias(models: Sequence[Any], several: bool, waiting: AbstractContextManager[object]) -> None:
+    """Let models that keep `expert_load` move their biases after a step, by the tokens of all ranks."""
+    if not models:
+        return
+    load_LE = sum(model.expert_load for model in models)
+    if several and dist.is_initialized():
+        with waiting:
+            dist.all_reduce(load_LE)
+    for model in models:
+        model.balance_experts(load_LE)
+
+
+@contextmanager
+def count_choices(parts: Sequence[nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """Yield a dict that gets the tokens of each expert in what runs inside, by the name of the mixture."""
+    found: dict[str, Tensor] = {}
+
+    def count(name: str, experts: Any, given: tuple[Any, ...]) -> None:
+        size = getattr(experts, "num_experts", 0) or len(experts.gate_up_proj)
+        found[name] = found.get(name, 0) + torch.bincount(given[1].flatten(), minlength=size)
+
+    mixtures = {module for part in parts for module in find_experts(part)}
+    named = [(name, module) for part in parts for name, module in part.named_modules() if module in mixtures]
+    hooks = [module.register_forward_pre_hook(partial(count, name)) for name, module in named]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def summarize_loads(loads: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an evaluation tells of experts: the share of each in every mixture, and the busiest's of its own."""
+    if not loads:
+        return {}
+    rows = [loads[name] for name in sorted(loads, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])]
+    shares = [row / max(row.sum(), 1) for row in rows]
+    return {
+        "busiest_expert": max(float(share.max() * len(share)) for share in shares),
+        "expert_load": [share.tolist() for share in shares],
+    }
 
 
 def find_experts(model: nn.Module) -> list[nn.Module]:

@@ -190,10 +190,10 @@ class KeyedPasses:
     @contextmanager
     def running(self, keys: Tensor | None, counted: bool = True) -> Iterator[None]:
         """Draw from these keys in what runs inside: forward, and after `end_forward` backward."""
+        PASS.counted, PASS.site = counted, ROOT
         if keys is None:
             yield
             return
-        PASS.counted, PASS.site = counted, ROOT
         if "torch._dynamo" in sys.modules:
             fill_compiler_tables()
         for name, function in KEYED.items():

@@ -1,6 +1,7 @@
 """Layers that depend on who shares a pass, made independent of it: dropout by key, batch norm over groups."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from paceline.config import RunSpec
 from paceline.errors import UserError, join_names
 from paceline.layout import Layout
 from paceline.nn.batch_norm import GroupedBatchNorm, group_batch_norms, update_running_statistics
+from paceline.nn.experts import balance_by_bias
 from paceline.nn.keyed_dropout import PASS, KeyedPasses, mark_sites
 from paceline.runlog.timers import CollectiveTimer
 
@@ -23,6 +25,7 @@ class BatchLayers:
 
     passes: KeyedPasses
     norms: Sequence[GroupedBatchNorm]
+    mixtures: Sequence[nn.Module] = ()  # models that balance their experts after each step
 
     def __bool__(self) -> bool:
         return len(self.passes.sites) > 1 or bool(self.norms)
@@ -33,8 +36,9 @@ class BatchLayers:
         return self.norms[0].group if self.norms else 1
 
     def update_statistics(self, several: bool, timer: CollectiveTimer | None = None) -> None:
-        """Move running statistics by those of a step, of all ranks that share the model."""
+        """Move running statistics and biases of experts by those of a step, of all ranks."""
         update_running_statistics(self.norms, several, timer.blocking() if timer else None)
+        balance_by_bias(self.mixtures, several, timer.blocking() if timer else nullcontext())
 
 
 def convert_batch_layers(model: nn.Module, spec: RunSpec, layout: Layout, device: torch.device) -> None:

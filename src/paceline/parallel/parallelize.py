@@ -76,7 +76,8 @@ class ParallelModel:
 
     @cached_property
     def batch_layers(self) -> BatchLayers:
-        return BatchLayers(KeyedPasses(self.parts), list_batch_norms(self.parts))
+        mixtures = [part for part in self.parts if getattr(part, "expert_load", None) is not None]
+        return BatchLayers(KeyedPasses(self.parts), list_batch_norms(self.parts), mixtures)
 
     @property
     def unwrapped(self) -> nn.Module:

@@ -1,7 +1,9 @@
 """Pipeline parallelism: each rank holds some consecutive layers; torch.distributed.pipelining orders the passes."""
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -133,6 +135,8 @@ class Pipeline(nn.Module):
         self._loss: Callable[[Tensor, Tensor], Tensor] = lambda output, index: output
         for stage in stages.values():
             stage.register_forward_pre_hook(KeyedPasses([stage]).take_keys, prepend=True, with_kwargs=True)
+            if getattr(stage, "expert_load", None) is not None:
+                stage.register_forward_pre_hook(partial(_forget_trial, itertools.count()))
         built = [pipelining.PipelineStage(s, i, layout.stages, device, group=self.group) for i, s in stages.items()]
         self.schedule = SCHEDULES[layout.schedule](
             built if layout.schedule in TWO_STAGE_SCHEDULES else built[0],
@@ -179,6 +183,12 @@ class Pipeline(nn.Module):
         x = torch.empty(described[1], dtype=described[0], device=self.device)
         dist.recv(x, group=self.group, group_src=source)
         return x
+
+
+def _forget_trial(calls: Iterator[int], stage: Any, inputs: Any) -> None:
+    """Forget the tokens of the first call in training, by which torch learns shapes."""
+    if stage.training and next(calls) == 1:
+        stage.expert_load.zero_()
 
 
 def broadcast_result(found: Any, group: dist.ProcessGroup, source: int, device: torch.device) -> Any:

@@ -50,6 +50,8 @@ def build_tables(contents: ReportContents) -> list[Table]:
         if run.spec.workload in BUILT_IN and (build := find_entry(run.spec.workload).tables):
             found += import_object(build)(run.path)
         found += _build_classes({**ended.evaluation.metrics, **ended.evaluation.arrays})
+        if load := ended.evaluation.arrays.get("expert_load"):
+            found.append(_build_experts(load))
     return found
 
 
@@ -156,6 +158,16 @@ def _build_classes(event: Mapping[str, Any]) -> Iterator[Table]:
         for name, row in zip(names, confusion, strict=False):
             matrix.add_row(name, *map(number, row))
         yield matrix
+
+
+def _build_experts(load: Sequence[Sequence[float]]) -> Table:
+    """Build the shares of held-out tokens that the experts of each layer got."""
+    note = "Share of the tokens, as a multiple of an equal share: 1 is balanced."
+    experts = Table("mixture", "experts", "busiest", "least busy", name="experts", title="Load of experts", note=note)
+    for index, shares in enumerate(load):
+        several = len(shares)
+        experts.add_row(str(index), number(several), number(max(shares) * several), number(min(shares) * several))
+    return experts
 
 
 @dataclass(frozen=True, repr=False)

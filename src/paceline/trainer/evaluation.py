@@ -19,6 +19,7 @@ from paceline.data.samples import cost_of, samples_of
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import replace_nonfinite, write_atomic
 from paceline.launch.process_group import gather_objects
+from paceline.nn.experts import count_choices, summarize_loads
 from paceline.parallel.precision import autocast
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import Samples, Workload
@@ -67,18 +68,24 @@ def evaluate(job: "GradientJob", held_out: HeldOut) -> dict[str, Any]:
     batches = held_out.batches((chunk if chunk < chunks else 0 for chunk in rounds), size)
     for chunk, batch in zip(rounds, batches, strict=True):
         own = batch if context is None else workload.divide_context(batch, context)  # a part of each sequence
-        with use_evaluation_mode(model, precision, device):
+        with use_evaluation_mode(model, precision, device), count_choices(job.state.model.parts) as loads:
             sums = workload.evaluate(model, move_batch(own, device, precision))
-            sums = sums if context is None else context.sum(sums, device)
+            sums, loads = (sums, loads) if context is None else (context.sum(sums, device), context.sum(loads, device))
         if chunk < chunks:
             mine.add(chunk, sums)
+            _add_sums(mine.loads, {name: _to_array(name, load) for name, load in loads.items()})
         job.context.beat("evaluation", job.state.step)
-    everyone = dict(gather_objects((data_rank, mine)))  # ranks that share a model have the same sums
+    everyone: dict[int, ChunkSums] = {}
+    for rank, sums_of_rank in gather_objects((data_rank, mine)):  # ranks that share a model have the same sums
+        everyone.setdefault(rank, sums_of_rank).loads.update(sums_of_rank.loads)  # but those of their own layers
     metrics = workload.metrics(sum_chunks(list(everyone.values()), chunks))
+    loads_of_all: dict[str, np.ndarray] = {}
+    for part in everyone.values():
+        _add_sums(loads_of_all, part.loads)
     classes = {"classes": list(workload.classes())} if "support" in metrics else {}
     found = {name: v for name, v in metrics.items() if not hasattr(v, "tolist") or v.size <= MAX_RECORDED}
     plain = {n: replace_nonfinite(v.tolist()) if hasattr(v, "tolist") else v for n, v in found.items()}
-    return {"n": len(held_out.ids), "of": len(held_out.samples), **plain, **classes}
+    return {"n": len(held_out.ids), "of": len(held_out.samples), **plain, **classes, **summarize_loads(loads_of_all)}
 
 
 @contextmanager
@@ -102,6 +109,7 @@ class ChunkSums:
 
     whole: dict[str, np.ndarray] = field(default_factory=dict)
     chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    loads: dict[str, np.ndarray] = field(default_factory=dict)  # tokens of each expert, by mixture
 
     def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
         if not isinstance(sums, Mapping):

@@ -96,7 +96,8 @@ def build_job_around(
     spec, train, layout, workload = context.spec, context.spec.train, context.layout, step.workload
     steps, collate = total_steps(train, order), step.collate(samples, layout)
     group = step.state.model.batch_layers.group
-    loader = Loader(samples, order, layout, layout.data_rank(context.rank_info.rank), collate, step.at_once, group)
+    pads_empty, data_rank = step.padded and hasattr(samples, "pads_empty"), layout.data_rank(context.rank_info.rank)
+    loader = Loader(samples, order, layout, data_rank, collate, step.at_once, group, pads_empty)
     check_samples_agree(samples, order, min(steps - 1, context.checkpoint.step if context.checkpoint else 0))
     notes = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
     notes += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])

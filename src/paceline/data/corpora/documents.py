@@ -215,6 +215,8 @@ class Windows:
     The last sample may be shorter, and is filled up with targets that do not count.
     """
 
+    pads_empty = True
+
     def __init__(self, ids: Ids, sequence: int, half_only: bool = False) -> None:
         self.ids, self.sequence, self.half_only = ids, sequence, half_only
 

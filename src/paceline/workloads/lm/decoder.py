@@ -19,6 +19,7 @@ from paceline.data.corpora.tokenised import Vocabulary
 from paceline.nn.attention import RotaryTables, build_rotary_tables, causal_attention, rotate
 from paceline.nn.chunked_loss import compute_chunked_losses
 from paceline.nn.experts import Experts
+from paceline.nn.keyed_dropout import PASS
 from paceline.parallel.context import ContextGroup
 from paceline.parallel.parameters import copy_whole
 from paceline.workloads.lm.standalone import FeedForward
@@ -70,16 +71,19 @@ class Mixture(nn.Module):
         self.shared = FeedForward(shape.width, shape.shared_ffn, gated=True) if shape.shared_ffn else None
         self.context: ContextGroup | None = None
 
-    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return (the output, how unbalanced the experts are for each token (B, S), in training alone)."""
+    def forward(self, x_BSD: Tensor, bias_E: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return (the output, and in training how unbalanced the experts are for each token, or its choice by bias)."""
         scores_BSE = self.router(x_BSD).float().softmax(-1)
-        top_BSk, chosen_BSk = scores_BSE.topk(self.top_k, -1)
+        chosen_BSk = (scores_BSE if bias_E is None else scores_BSE + bias_E).topk(self.top_k, -1).indices
+        top_BSk = scores_BSE.gather(-1, chosen_BSk)
         weights_BSk = top_BSk / top_BSk.sum(-1, keepdim=True)
         given = (part.flatten(0, 1) for part in (x_BSD, chosen_BSk, weights_BSk.to(x_BSD.dtype)))
         out_BSD = self.experts(*given).view_as(x_BSD)
         if self.shared is not None:
             out_BSD = out_BSD + self.shared(x_BSD)
-        return out_BSD, self._imbalance(scores_BSE, chosen_BSk) if self.training else None
+        if not self.training:
+            return out_BSD, None
+        return out_BSD, self._imbalance(scores_BSE, chosen_BSk) if bias_E is None else chosen_BSk
 
     def _imbalance(self, scores_BSE: Tensor, chosen_BSk: Tensor) -> Tensor:
         """Return the share of each expert in its sequence times the token's scores: 1 if balanced (Switch, DeepSeek).
@@ -104,12 +108,16 @@ class DecoderLayer(nn.Module):
         gated = shape.ffn_kind == "swiglu"
         self.ffn = Mixture(shape) if shape.experts else FeedForward(shape.width, shape.ffn, gated)
 
-    def forward(self, x_BSD: Tensor, tables: RotaryTables | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the stream, and how unbalanced experts are in training."""
+    def forward(
+        self, x_BSD: Tensor, tables: RotaryTables | None = None, bias_E: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the stream, and what a mixture tells of its experts."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), tables=tables)
-        out = self.ffn(self.ffn_norm(x_BSD))
-        out_BSD, imbalance_BS = out if isinstance(out, tuple) else (out, None)
-        return x_BSD + out_BSD, imbalance_BS
+        normed_BSD = self.ffn_norm(x_BSD)
+        if not isinstance(self.ffn, Mixture):
+            return x_BSD + self.ffn(normed_BSD), None
+        out_BSD, told = self.ffn(normed_BSD, bias_E)
+        return x_BSD + out_BSD, told
 
 
 class Head(nn.Module):
@@ -132,6 +140,12 @@ class Decoder(nn.Module):
     def __init__(self, shape: DecoderShape, balance: float = 0.01) -> None:
         super().__init__()
         self.shape, self.balance = shape, balance
+        self.expert_bias: Tensor | None
+        self.expert_load: Tensor
+        by_bias = shape.experts > 0 and shape.balance_by == "bias"
+        for name, kept in (("expert_bias", True), ("expert_load", False)):  # rows of all layers, in every stage
+            zeros = torch.zeros(shape.layers, shape.experts) if by_bias else None
+            self.register_buffer(name, zeros, persistent=kept)
         self.tokens: nn.Embedding | None = nn.Embedding(shape.vocab, shape.width)
         learned = shape.positions == "learned"
         self.positions: nn.Embedding | None = nn.Embedding(shape.context, shape.width) if learned else None
@@ -151,7 +165,7 @@ class Decoder(nn.Module):
         Without targets return logits (B, S, V); see above for the inputs and outputs of a stage. Experts that are
         unbalanced add to the losses in training, and a stage passes on by how much.
         """
-        x, found_BS = self.run_layers(x)
+        x, found_BS = self.run_layers(x, targets)
         imbalance_BS = found_BS if imbalance_BS is None else imbalance_BS + (0.0 if found_BS is None else found_BS)
         if self.head is None:
             return x if imbalance_BS is None else (x, imbalance_BS)
@@ -160,7 +174,7 @@ class Decoder(nn.Module):
             return found
         return found + self.balance / self.shape.layers * (imbalance_BS * (targets >= 0)).sum(1)
 
-    def run_layers(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def run_layers(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if self.first and self.tokens is not None:
             ids_BS, x = x, self.tokens(x)
             if self.positions is not None:
@@ -171,10 +185,16 @@ class Decoder(nn.Module):
             kind = x.device.type
             if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
                 x = x.to(torch.bfloat16)  # half the bytes in the residual stream; fp16 lacks the range
-        tables, imbalances = self.rotary_tables(x), []
-        for layer in self.layers.values():
-            x, imbalance_BS = layer(x, tables)
-            imbalances += [] if imbalance_BS is None else [imbalance_BS]
+        tables, imbalances = self.rotary_tables(x), list[Tensor]()
+        for name, layer in self.layers.items():
+            if self.expert_bias is None:
+                x, imbalance_BS = layer(x, tables)
+                imbalances += [] if imbalance_BS is None else [imbalance_BS]
+                continue
+            x, chosen_BSk = layer(x, tables, self.expert_bias[int(name)])
+            if chosen_BSk is not None and targets is not None and PASS.counted and torch.is_grad_enabled():
+                counted = (targets >= 0)[..., None].expand_as(chosen_BSk).flatten().to(self.expert_load.dtype)
+                self.expert_load[int(name)].scatter_add_(0, chosen_BSk.flatten(), counted)
         x = x if self.norm is None else self.norm(x)
         return x, torch.stack(imbalances).sum(0) if imbalances else None
 
@@ -195,6 +215,13 @@ class Decoder(nn.Module):
     def shared_weight(self) -> Tensor | None:
         return self.tokens.weight if self.shape.tied and self.tokens is not None else None
 
+    def balance_experts(self, load_LE: Tensor) -> None:
+        """Lower the bias of experts that had more than their share of a step's tokens, and raise that of others."""
+        share_LE = load_LE / load_LE.sum(1, keepdim=True).clamp(min=1)
+        assert self.expert_bias is not None
+        self.expert_bias += self.balance * (1 / self.shape.experts - share_LE).to(self.expert_bias.dtype)
+        self.expert_load.zero_()
+
     def stage(self, layers: range) -> "Decoder":
         """Return the part with these layers, and with embedding or head at the ends; names stay the same."""
         part = copy.copy(self)
@@ -214,6 +241,9 @@ class Decoder(nn.Module):
     def initialise(self, seed: int | None = None) -> None:
         """Draw the weights, each from a random stream of its name: a stage, a shard and the whole draw the same."""
         seed = torch.initial_seed() if seed is None else seed
+        for buffer in self.buffers():
+            if not buffer.is_meta:
+                buffer.zero_()
         named = [(name, p) for name, p in self.named_parameters() if not p.is_meta]
         with ThreadPoolExecutor(DRAW_THREADS) as pool:
             for begin in range(0, len(named), DRAW_THREADS):

@@ -27,7 +27,10 @@ class LMModel(ModelSection):
     experts: int | None = field(None, "experts", "feed-forward parts of each layer, of ffn features each", gt=0)
     top_k: int | None = field(None, "experts", "those that a token passes; without it 2", gt=0)
     shared_ffn: int | None = field(None, "features", "of an expert that every token passes", gt=0)
-    balance: float = field(0.01, "", "weight of the loss that balances the experts", ge=0)
+    balance_by: Literal["loss", "bias"] | None = field(
+        None, "", "how experts are balanced: a loss (the default), or biases of the router that no gradient moves"
+    )
+    balance: float = field(0.01, "", "weight of that loss, or step of the biases", ge=0)
     positions: Literal["rotary", "learned"] | None = field(None, "", "how a token knows its place")
     context: int | None = field(None, "tokens", "learned positions; without it data.sequence", gt=0)
     tied: bool | None = field(None, "", "the head shares the weights of the embedding")

@@ -44,7 +44,7 @@ class ExportedBlock(nn.Module):
         gated = config["ffn_kind"] == "swiglu"
         self.ffn = ExportedMixture(config) if config.get("experts") else FeedForward(width, config["ffn"], gated)
 
-    def forward(self, x: Tensor, angles: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, angles: Tensor | None, bias: Tensor | None = None) -> Tensor:
         normed = self.attention_norm(x)
         q, k, v = (self.attention[name](normed).unflatten(-1, (-1, self.size)).transpose(1, 2) for name in "qkv")
         if angles is not None:
@@ -52,7 +52,8 @@ class ExportedBlock(nn.Module):
         k, v = (part.repeat_interleave(self.heads // part.shape[1], dim=1) for part in (k, v))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention["out"](seen.transpose(1, 2).flatten(2))
-        return x + self.ffn(self.ffn_norm(x))
+        normed = self.ffn_norm(x)
+        return x + (self.ffn(normed) if bias is None else self.ffn(normed, bias))
 
 
 class ExportedMixture(nn.Module):
@@ -65,8 +66,10 @@ class ExportedMixture(nn.Module):
         self.experts["down_proj"] = nn.Parameter(torch.zeros(config["experts"], width, ffn))
         self.shared = FeedForward(width, config["shared_ffn"], True) if config["shared_ffn"] else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        scores, chosen = self.router(x).float().softmax(-1).topk(self.top_k, -1)
+    def forward(self, x: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+        every = self.router(x).float().softmax(-1)
+        chosen = (every + bias).topk(self.top_k, -1).indices
+        scores = every.gather(-1, chosen)
         weights = torch.zeros(*x.shape[:-1], self.router.out_features, dtype=x.dtype, device=x.device)
         weights = weights.scatter(-1, chosen, (scores / scores.sum(-1, keepdim=True)).to(x.dtype))
         gate, up = torch.einsum("bsd,efd->bsef", x, self.experts["gate_up_proj"]).chunk(2, -1)
@@ -92,6 +95,9 @@ class ExportedDecoder(nn.Module):
         self.tokens = nn.Embedding(config["vocab"], width)
         self.positions = nn.Embedding(config["context"], width) if config["positions"] == "learned" else None
         self.layers = nn.ModuleList(ExportedBlock(config) for _ in range(config["layers"]))
+        self.expert_bias: Tensor | None
+        by_bias = config.get("experts") and config.get("balance_by") == "bias"
+        self.register_buffer("expert_bias", torch.zeros(config["layers"], config["experts"]) if by_bias else None)
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.head = None if config["tied"] else nn.Linear(width, config["vocab"], bias=False)
 
@@ -104,8 +110,8 @@ class ExportedDecoder(nn.Module):
             speeds = torch.exp(torch.arange(0, size, 2, device=ids.device) * (-math.log(10_000.0) / size))
             angles = torch.outer(places.to(speeds.dtype), speeds)
         x = x * math.sqrt(self.config["width"]) if self.head is None else x
-        for layer in self.layers:
-            x = layer(x, angles)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, angles, None if self.expert_bias is None else self.expert_bias[index])
         x = self.norm(x)
         return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
 

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 from paceline.config import build_spec
 from paceline.config.decoder_shape import PRESETS, DecoderShape
+from paceline.nn.experts import balance_by_bias, count_choices, summarize_loads
 from paceline.planner.cost_model import build_cost_model
 from paceline.workloads.lm.decoder import Decoder
 from paceline.workloads.lm.sections import LMModel
@@ -130,6 +132,30 @@ def test_balanced_experts_add_the_least_and_each_sequence_counts_alone():
     model.train()
     one = model(ids[1:], targets=targets[1:])
     torch.testing.assert_close(one, model(ids, targets=targets)[1:])
+
+
+def test_biases_move_towards_experts_that_had_too_few_tokens_and_are_exported():
+    shape = replace(shape_of("experts"), balance_by="bias")
+    model = Decoder(shape, balance=1.0)
+    ids, targets = some_tokens()
+    plain = Decoder(shape_of("experts"))(ids, targets=targets).detach()
+    plain -= Decoder(shape_of("experts"), balance=0.0)(ids, targets=targets).detach()
+    assert (plain > 0).any(), "a loss balances otherwise"
+    model(ids, targets=targets).sum().backward()
+    counted = model.expert_load.clone()
+    assert counted.sum(1).tolist() == [2 * (targets >= 0).sum()] * 3, "two choices of each token that counts"
+    balance_by_bias([model], False, nullcontext())
+    torch.testing.assert_close(model.expert_bias, 1 / 4 - counted / counted.sum(1, keepdim=True))
+    assert not model.expert_load.any()
+    with count_choices([model]) as loads, torch.no_grad():
+        model.eval()(ids)
+    assert [load.sum() for load in loads.values()] == [2 * ids.numel()] * 3
+    assert not model.expert_load.any(), "an evaluation moves nothing"
+    told = summarize_loads({name: load.numpy() for name, load in loads.items()})
+    assert told["busiest_expert"] == 4 * max(map(max, told["expert_load"])) > 1
+    alone = ExportedDecoder(asdict(shape))
+    alone.load_state_dict(model.state_dict())
+    torch.testing.assert_close(alone(ids), model(ids))
 
 
 # Published sizes. GPT-2 124M has 124,439,808 parameters; its biases, 102,144 of them, are left out here.
