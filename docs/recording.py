@@ -18,7 +18,7 @@ from rich.text import Text
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURE = REPOSITORY / "docs" / "images" / "first_minute.svg"
-COLUMNS, LINES = 100, 14
+COLUMNS, LINES = 100, 18
 SCRIPT = REPOSITORY / "docs" / "examples" / "moving" / "ddp_before.py"
 COMMANDS = (
     "paceline measure --ranks 1,2 --repeats 2 -- python train.py",
@@ -35,7 +35,7 @@ def record(command: str, folder: Path) -> Text:
         raise SystemExit(f"{command}: {done.stderr}")
     lines = done.stdout.rstrip().splitlines()
     shown = [*lines[:LINES], *(["…"] if len(lines) > LINES else []), ""]
-    return Text.assemble((f"$ {command}\n", "bold"), "\n".join(line[:COLUMNS] for line in shown))
+    return Text.assemble((f"$ {command}\n", "bold"), "\n".join(shown))
 
 
 def draw_picture() -> str:
