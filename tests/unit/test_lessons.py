@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.config import Train
 from paceline.hardware.catalogue import Cluster, find_device
 from paceline.layout import Layout
@@ -35,6 +36,7 @@ from paceline.planner.formulas.step_time import (
 from paceline.trainer.optim.schedule import build_schedule
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+RECIPES = DOCS.parent / "recipes"
 LESSONS = sorted(
     {name for page in DOCS.glob("learn/*.md") for name in re.findall(r'data-lesson="(\w+)"', page.read_text())}
 )
@@ -218,6 +220,26 @@ def test_the_slides_turn_by_keys_and_none_is_cut(browser):
         assert tab.evaluate("document.documentElement.scrollWidth") <= 1280, number
         tab.keyboard.press("ArrowRight")
     assert tab.locator("section [data-lesson] svg").count() == len(LESSONS)
+
+
+SEVEN_BILLION = {
+    "ZeRO-1": ["parallel.strategy=zero1"],
+    "ZeRO-2": ["parallel.strategy=zero2"],
+    "FSDP": ["parallel.strategy=fsdp"],
+    "FSDP, offloaded": ["parallel.strategy=fsdp", "parallel.offload=true"],
+}
+
+
+@pytest.mark.parametrize("name", SEVEN_BILLION)
+def test_the_table_of_seven_billion_is_what_the_plan_counts(name):
+    page = (DOCS / "learn" / "zero.md").read_text()
+    (recorded,) = re.findall(rf"^\| {name} \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    spec = paceline.load(RECIPES / "lm_7b.yaml", SEVEN_BILLION[name])
+    (row,) = paceline.plan(spec, cluster="1x8xA100-80GB", devices=[8]).rows
+    layout, memory = row.price.layout, row.price.memory
+    assert (layout.micro_batch, layout.checkpointing) == (2, "full")
+    states = memory.weights_bytes + memory.gradients_bytes + memory.states_bytes
+    assert [float(one) for one in recorded] == [round(states / 1e9, 1), round(memory.total_bytes / 1e9, 1)]
 
 
 def test_the_lessons_are_small():
