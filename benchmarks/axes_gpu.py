@@ -111,9 +111,10 @@ def measure(spec: RunSpec, info: Any, device: Any) -> dict[str, Any]:
 
     torch._dynamo.reset()  # other sizes would be compiled as of unknown size
     gc.collect()
-    cuda = device.type == "cuda"
+    cuda, before = device.type == "cuda", 0
     if cuda:
         torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -126,7 +127,7 @@ def measure(spec: RunSpec, info: Any, device: Any) -> dict[str, Any]:
             parts = spec, layout_of(spec), info, device, folder, writer, checkpoints, StopRequest()
             job = build_gradient_job(RunContext(*parts), build_workload(spec))
             job.run()
-        peak = torch.cuda.max_memory_allocated() if cuda else 0
+        peak = torch.cuda.max_memory_allocated() - before if cuda else 0
         steps = read_steps(events)[WARM_STEPS:]
     return {"peak": peak, **{key: statistics.median(step[key] for step in steps) for key in ("step_s", "comm_s")}}
 

@@ -1,15 +1,19 @@
 """Find out what each module of a model is computed from, by running its loss once on tensors without memory."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from paceline.nn.experts import find_experts
 
 Origins = frozenset[Any]
 NOWHERE: Origins = frozenset()
@@ -65,6 +69,15 @@ class _Loss(nn.Module):
         self.workload.loss(self.model, batch)
 
 
+def _compute_as_much(experts: Any, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
+    """Stand for a mixture: as many products, without asking which expert a token goes to."""
+    found = torch.zeros_like(x_TD)
+    for score, up, down in zip(scores_Tk.unbind(1), experts.gate_up_proj, experts.down_proj, strict=False):
+        gate, value = F.linear(x_TD, up).chunk(2, -1)
+        found = found + F.linear(experts.act_fn(gate) * value, down) * score[:, None]
+    return found
+
+
 @torch.no_grad()
 def run_on_fakes(workload: Any, model: nn.Module, batch: Any, flow: Dataflow) -> None:
     """Run the loss on tensors without memory; code that asks them for values runs on a copy of the model."""
@@ -72,14 +85,21 @@ def run_on_fakes(workload: Any, model: nn.Module, batch: Any, flow: Dataflow) ->
     kind = next((t.dtype for _, t in named if t.is_floating_point()), torch.float32)
     batch = tree_map_only(Tensor, lambda x: x.to(kind) if x.is_floating_point() else x, batch)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
+    mixtures = find_experts(model)
     try:
+        for experts in mixtures:  # their kernels have no rules for tensors without memory
+            experts.forward = partial(_compute_as_much, experts)
         with fake:
             made = {f"model.{name}": torch.empty(t.shape, dtype=t.dtype, device="cpu") for name, t in named}
             given = tree_map_only(Tensor, fake.from_tensor, batch)
             with flow:
                 torch.func.functional_call(whole, made, (given,))
+        return
     except Exception:  # the user's own code
         if any(t.is_meta for _, t in named):
             raise
-        with torch.random.fork_rng(devices=[]), flow:
-            whole(batch)
+    finally:
+        for experts in mixtures:
+            del experts.forward
+    with torch.random.fork_rng(devices=[]), flow:
+        whole(batch)

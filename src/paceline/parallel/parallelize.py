@@ -127,6 +127,8 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     if rules or cut:
         setup = replace(setup, execution=replace(setup.execution, compiled_layers=False))
     mesh, group = build_mesh(layout, device)
+    if rules is not None and context is not None:
+        cast(Any, context).attend = rules.divide_attention(mesh["tensor"], context.attend)
     experts = None
     if layout.expert > 1:  # neighbours on `expert` hold others, those on `replicate` and `shard` the same
         sizes = (layout.pipeline, *layout.expert_groups, layout.expert, layout.tensor)

@@ -67,6 +67,10 @@ class InferredRules:
                 parallel.parallelize_module(module, mesh, EMBEDS if isinstance(module, nn.Embedding) else GIVES_ALL)
                 module.weight = shared.setdefault(id(whole), module.weight)
 
+    def divide_attention(self, mesh: DeviceMesh, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Let attention whose heads are on axis 2 be computed by each rank for its own."""
+        return partial(attend_by_head, mesh, attend, 2)
+
     def words(self) -> str:
         """Describe which modules are divided, those of all layers together."""
         kinds: dict[str, dict[str, None]] = {}
@@ -89,8 +93,9 @@ def infer_rules(workload: Workload, model: nn.Module, batch: Any, layout: Layout
 
     def enter(block: nn.Module, args: Any, kwargs: Any) -> None:
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        width = next((leaf.shape[-1] for leaf in leaves if leaf.is_floating_point()), 0)
-        flow.mark(leaves, lambda _, leaf: frozenset({STREAM} if leaf.ndim and leaf.shape[-1] == width else ()))
+        axes = next(((leaf.ndim, leaf.shape[-1]) for leaf in leaves if leaf.is_floating_point()), None)
+        # a mask has other axes, and may be as wide
+        flow.mark(leaves, lambda _, leaf: frozenset({STREAM} if (leaf.ndim, *leaf.shape[-1:]) == axes else ()))
 
     def leave(name: str, module: nn.Module, args: Any, out: Any) -> None:
         inputs[name] = flow.of(args)
@@ -261,22 +266,36 @@ class _LocalAttention(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is TORCHS["scaled_dot_product_attention"] and any(isinstance(x, DTensor) for x in args[:3]):
-            return self._attend(*args, **(kwargs or {}))
+            attend = F.scaled_dot_product_attention  # it may have been replaced by one that draws by key
+            return attend_by_head(self.mesh, attend, args[0].ndim + HEADS, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, *args: Any, **options: Any
-    ) -> Any:
-        divides = all(x.shape[HEADS] % self.mesh.size() == 0 for x in (q, k, v))
-        by_head: Placement = Shard(q.ndim + HEADS) if divides else WHOLE
-        mask = attn_mask
-        if mask is not None:
-            per_head = divides and mask.ndim > 2 and mask.shape[HEADS] > 1
-            placement: Placement = Shard(mask.ndim + HEADS) if per_head else WHOLE
-            mask = take_local(mask, self.mesh, placement, Partial() if divides and not per_head else None)
-        q, k, v = (take_local(x, self.mesh, by_head) for x in (q, k, v))
-        found = F.scaled_dot_product_attention(q, k, v, mask, *args, **options)
-        return DTensor.from_local(found, self.mesh, [by_head], run_check=False)
+
+def attend_by_head(
+    mesh: DeviceMesh,
+    attend: Callable[..., Tensor],
+    axis: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    *args: Any,
+    **options: Any,
+) -> Tensor:
+    """Call `attend` with the heads of this rank, which are an axis of q, k and v; with all of them where they are not
+    DTensors, or ranks cannot have as many."""
+    if not any(isinstance(x, DTensor) for x in (q, k, v)):
+        return attend(q, k, v, attn_mask, *args, **options)
+    divides = all(x.shape[axis] % mesh.size() == 0 for x in (q, k, v))
+    by_head: Placement = Shard(axis) if divides else WHOLE
+    mask = attn_mask
+    if mask is not None:
+        per_head = divides and mask.ndim > 2 and mask.shape[HEADS] > 1
+        placement: Placement = Shard(mask.ndim + HEADS) if per_head else WHOLE
+        mask = take_local(mask, mesh, placement, Partial() if divides and not per_head else None)
+    q, k, v = (take_local(x, mesh, by_head) for x in (q, k, v))
+    found = attend(q, k, v, mask, *args, **options)
+    return DTensor.from_local(found, mesh, [by_head], run_check=False)
 
 
 def take_local(x: Tensor, mesh: DeviceMesh, placement: Placement, gradient: Placement | None = None) -> Tensor:
