@@ -5,7 +5,8 @@
 Models of the library transformers run under its Trainer (with PEFT for adapters), and the Trainer with torch.compile;
 modules of our own in an eager loop and in one with torch.compile, both with their data on the device. A row has ms per
 step, the peak of memory, seconds from the start to the end of the first steps, and losses. `--tiny` tries the program
-on CPU cores with models of no size. It needs transformers, accelerate and, for `lora`, peft.
+on CPU cores with models of no size. `qlora` is a llama of 7 B parameters in 4 bits under adapters, with one sample a
+pass, as a card of 24 GB takes it, and has no rival here. It needs transformers, accelerate and, for `lora`, peft.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ LORA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pr
 LLAMA = {"vocab_size": 30_000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 16}
 LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 2048, "pad_token_id": 0}
 BERT = {"vocab_size": 30_000, "num_labels": 4, "pad_token_id": 0}
+SEVEN = {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_key_value_heads": 32}
 TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODULES = {"resnet": "ResNet50", "vit": "VisionTransformer", "conv1d": "GatedConvolutions", "lstm": "NextWord"}
-GUESTS = ("bert", "llama", "lora")
+GUESTS = ("bert", "llama", "lora", "qlora")
+ADAPTED = ("lora", "qlora")
 Result = dict[str, Any]
 
 
@@ -101,6 +104,8 @@ def show(row: str, way: str, found: dict[str, Result]) -> str:
     ratio = next(iter(found.values())).get("step_ms", math.nan) / result["step_ms"]
     losses = " ".join(f"{result['losses'][i]:.4f}" for i in (0, len(result["losses"]) // 2, -1))
     text = f"{row:7s} {way:18s} {result['step_ms']:8.2f} ms {ratio:5.2f}x {result['peak_gib']:7.2f} GiB"
+    if plan := result.get("planned", {}):
+        text += f", planned {plan.get('step_ms', math.nan):.2f} ms {plan.get('memory_gib', math.nan):.2f} GiB"
     return f"{text} {result['whole_s']:6.1f} s  losses {losses}  {result.get('said', '')}"
 
 
@@ -130,7 +135,7 @@ def planned(spec: RunSpec) -> Result:
     try:
         plan = paceline.plan(spec, cluster="1xH200", devices=[1])
         price = next(row.price for row in plan.rows if getattr(row, "price", None))
-        return {"step_ms": price.step_s * 1e3, "memory_gib": price.memory.total_bytes / GIB}
+        return {"step_ms": price.step_s * 1e3, "memory_gib": price.memory.allocated_bytes / GIB}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
@@ -150,10 +155,13 @@ def parallel_section() -> dict[str, Any]:
 def guest_ways(row: str, folder: Path, arguments: Any) -> Iterator[tuple[str, Callable[[], Result]]]:
     spec, batches = write_guest(row, folder, arguments.steps, arguments.tiny)
     model = folder / "model"
-    if arguments.rivals != "none":
+    if arguments.rivals != "none" and row != "qlora":
         yield "Trainer", lambda: by_trainer(row, model, batches, False)
-    if arguments.rivals == "all" and row != "bert":  # every length is compiled anew: over 110 s
+    if arguments.rivals == "all" and row in ("llama", "lora"):  # every length is compiled anew: over 110 s
         yield "Trainer, compiled", lambda: by_trainer(row, model, batches, True)
+    if row == "qlora":
+        yield "Paceline", lambda: by_paceline(spec.replace({"train.compile": "off", "parallel.micro_batch": 1}))
+        return
     yield "Paceline, auto", lambda: by_paceline(spec)
     yield "Paceline, on", lambda: by_paceline(spec.replace({"train.compile": "on"}))
 
@@ -179,9 +187,10 @@ def write_guest(row: str, folder: Path, steps: int, tiny: bool) -> tuple[RunSpec
             sizes = {**BERT, **off, "max_position_embeddings": 512, **(TINY if tiny else {}), "vocab_size": vocab}
             made: Any = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
         else:
-            sizes = {**LLAMA, **({**TINY, "num_key_value_heads": 2} if tiny else {}), "vocab_size": vocab}
+            sizes = LLAMA | (SEVEN if row == "qlora" else {})
+            sizes |= {**({**TINY, "hidden_size": 64, "num_key_value_heads": 2} if tiny else {}), "vocab_size": vocab}
             made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
-    (made.bfloat16() if row == "lora" else made).save_pretrained(model)
+    (made.bfloat16() if row in ADAPTED else made).save_pretrained(model)
     del made
     draw = np.random.default_rng(0)
     data: dict[str, Any] = {"cache": str(folder / "cache")}
@@ -201,7 +210,8 @@ def write_guest(row: str, folder: Path, steps: int, tiny: bool) -> tuple[RunSpec
         data |= {"source": "text", "path": str(folder / "texts"), "sequence": length, "test_fraction": 0.1}
     task = "sequence_classification" if row == "bert" else "causal_lm"
     section = {"init_from": str(model), "task": task, "match": "all"}
-    section |= {"lora_rank": 16, "lora_alpha": 16} if row == "lora" else {}
+    section |= {"lora_rank": 16, "lora_alpha": 16} if row in ADAPTED else {}
+    section |= {"quantize": "nf4"} if row == "qlora" else {}
     values = {"workload": "transformers", "model": section, "data": data, "parallel": parallel_section()}
     spec = build_spec({"name": row, **values, "train": train_section(batch, steps)})
 

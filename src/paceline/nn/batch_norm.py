@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.nn.keyed_dropout import PASS
+from paceline.nn.keyed_dropout import PASS, has_triton
 
 NORMS = "grouped_norms"  # attribute of a module that computes norms which are not among its modules
 
@@ -42,6 +42,10 @@ class GroupedBatchNorm(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         sizes = [size * rows for size in divide_into_groups(PASS.samples, self.group)]
+        if len(sizes) > 1 and self._has_kernel(input):
+            return self._normalise_at_once(input, sizes)
+        if len(sizes) > 1 and len(set(sizes)) == 1 and torch.compiler.is_compiling():
+            return self._normalise_compiled(input, sizes)
         kind = torch.promote_types(input.dtype, torch.float32)
         statistics = torch.zeros(len(sizes), 2, self.num_features, dtype=kind, device=input.device)
         if PASS.counted and self.running_mean is not None:
@@ -49,9 +53,39 @@ class GroupedBatchNorm(_BatchNorm):
         found = [self._normalise(x, each) for x, each in zip(input.split(sizes), statistics, strict=True)]
         return found[0] if len(found) == 1 else torch.cat(found)
 
+    def _has_kernel(self, x: Tensor) -> bool:
+        innermost = x.movedim(1, -1).is_contiguous() and x.dtype != torch.float64 and self.weight is not None
+        return x.is_cuda and innermost and has_triton() and not torch.compiler.is_compiling()
+
+    def _normalise_at_once(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        from paceline.nn.triton_batch_norm import GroupNormalise
+
+        innermost = x.movedim(1, -1)
+        rows, each = innermost.flatten(0, -2), innermost[0].numel() // self.num_features
+        moments = torch.empty(len(sizes), 3, self.num_features, device=x.device)
+        if PASS.counted and self.running_mean is not None:
+            self.found = (*self.found, *zip(moments[:, :2].unbind(), sizes, strict=True))
+        affine, counts = (self.weight, self.bias), [size * each for size in sizes]
+        normal: Tensor = GroupNormalise.apply(rows, *affine, moments, counts, self.eps)
+        return normal.view(innermost.shape).movedim(-1, 1)
+
     def _normalise(self, x: Tensor, statistics: Tensor) -> Tensor:
         """Normalise a group, and keep its mean and variance: with a momentum of 1 torch does."""
         return F.batch_norm(x, statistics[0], statistics[1], self.weight, self.bias, True, 1.0, self.eps)
+
+    def _normalise_compiled(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Normalise groups of one size, in operations that a compiler puts into few kernels."""
+        groups = x.unflatten(0, (len(sizes), -1)).to(torch.promote_types(x.dtype, torch.float32))
+        over = [1, *range(3, groups.ndim)]
+        variance, mean = torch.var_mean(groups, over, correction=0, keepdim=True)
+        if PASS.counted and self.running_mean is not None:
+            count = groups[0, :, 0].numel()
+            each = torch.stack([mean.flatten(1), variance.flatten(1) * (count / max(1, count - 1))], 1).detach()
+            self.found = (*self.found, *zip(each.unbind(), sizes, strict=True))
+        normal = ((groups - mean) * (variance + self.eps).rsqrt()).flatten(0, 1).movedim(1, -1)
+        if self.weight is not None:
+            normal = normal * self.weight + self.bias
+        return normal.movedim(-1, 1).to(x.dtype)
 
 
 class GroupedBatchNorm1d(GroupedBatchNorm, nn.BatchNorm1d):
