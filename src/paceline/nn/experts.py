@@ -82,9 +82,10 @@ NAMES = {"gate_up_proj", "down_proj"}
 
 def run_experts(experts: Any, dispatch: Dispatch | None, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
     """Return, for each token, the outputs of its experts weighted by their scores; `dispatch` if ranks divide them."""
-    order = chosen_Tk.flatten().argsort(stable=True)  # by expert, then by token
+    chosen = chosen_Tk.flatten()
+    order = chosen.argsort(stable=True)  # by expert, then by token
     ours = len(experts.gate_up_proj) if dispatch is None else experts.num_experts
-    counts_E = torch.bincount(chosen_Tk.flatten(), minlength=ours)
+    counts_E = chosen.new_zeros(ours).scatter_add(0, chosen, torch.ones_like(chosen))  # compiled, bincount has no size
     sent_ND = x_TD[order // chosen_Tk.shape[1]]
 
     def compute(x: Tensor, counts: Tensor) -> Tensor:
@@ -110,5 +111,10 @@ def multiply_by_expert(x_ND: Tensor, weight_EFD: Tensor, counts_E: Tensor) -> Te
     if GROUPED is not None and x_ND.is_cuda and x_ND.dtype == torch.bfloat16:
         ends = counts_E.cumsum(0).to(torch.int32)
         return GROUPED(x_ND.contiguous(), weight_EFD.transpose(1, 2), offs=ends)
+    return _multiply_parts(x_ND, weight_EFD, counts_E)
+
+
+@torch.compiler.disable
+def _multiply_parts(x_ND: Tensor, weight_EFD: Tensor, counts_E: Tensor) -> Tensor:
     parts = x_ND.split(counts_E.tolist())
     return torch.cat([part @ weight.T for part, weight in zip(parts, weight_EFD.unbind(), strict=True)])

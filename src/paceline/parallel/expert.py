@@ -23,13 +23,13 @@ from paceline.runlog.timers import CollectiveTimer
 
 def divide_experts(model: nn.Module, mesh: DeviceMesh, timer: CollectiveTimer) -> None:
     """Leave each rank its experts, and let tokens go where theirs are."""
-    exchange = ExpertGroup(mesh, timer)
+    dispatch = torch.compiler.disable(ExpertGroup(mesh, timer).dispatch)  # asks how many tokens each rank gets
     for module in find_experts(model):
         cast(Any, module).num_experts = len(cast(Tensor, module.gate_up_proj))
         for name, weight in list(module.named_parameters()):
             part = distribute_tensor(weight.data, mesh, [Shard(0)], src_data_rank=None)
             setattr(module, name, nn.Parameter(part, requires_grad=weight.requires_grad))
-        cast(Any, module).forward = partial(run_experts, module, exchange.dispatch)
+        cast(Any, module).forward = partial(run_experts, module, dispatch)
 
 
 class ExpertGroup:
