@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline import Workload
 
-TINY = False
-"""Sizes for CPU cores, to try the program."""
+TINY = "--tiny" in sys.argv
+"""Sizes for CPU cores, to try the program: of a run too, which reads this file by itself."""
 CLASSES = 100
 Labelled = tuple[Tensor, Tensor]
 

@@ -104,9 +104,16 @@ def show(row: str, way: str, found: dict[str, Result]) -> str:
     ratio = next(iter(found.values())).get("step_ms", math.nan) / result["step_ms"]
     losses = " ".join(f"{result['losses'][i]:.4f}" for i in (0, len(result["losses"]) // 2, -1))
     text = f"{row:7s} {way:18s} {result['step_ms']:8.2f} ms {ratio:5.2f}x {result['peak_gib']:7.2f} GiB"
-    if plan := result.get("planned", {}):
-        text += f", planned {plan.get('step_ms', math.nan):.2f} ms {plan.get('memory_gib', math.nan):.2f} GiB"
-    return f"{text} {result['whole_s']:6.1f} s  losses {losses}  {result.get('said', '')}"
+    text += f" {result['whole_s']:6.1f} s  losses {losses}"
+    if "said" not in result:
+        return text
+    plan = result["planned"]
+    if "error" in plan:
+        text += f"  not planned: {plan['error']}"
+    else:
+        off = (plan["step_ms"] / result["step_ms"] - 1, plan["memory_gib"] / (result["peak_gib"] or math.nan) - 1)
+        text += f"  planned {plan['step_ms']:.2f} ms {off[0]:+.1%}, {plan['memory_gib']:.2f} GiB {off[1]:+.1%}"
+    return "\n".join((text, *(f"    {line}" for line in (result["said"], *result["notices"]))))
 
 
 def summarise(marks: list[float], losses: list[float], began: float) -> Result:
@@ -303,7 +310,6 @@ def by_trainer(row: str, model: Path, batches: Callable[[], list[Any]], compiles
 
 def module_ways(row: str, arguments: Any) -> Iterator[tuple[str, Callable[[], Result]]]:
     kind = MODULES[row]
-    guest_modules.TINY = arguments.tiny
     batch = getattr(guest_modules, kind).batch if not arguments.tiny else 4
     train = train_section(batch, arguments.steps)
     file = Path(guest_modules.__file__).resolve()
@@ -316,6 +322,10 @@ def module_ways(row: str, arguments: Any) -> Iterator[tuple[str, Callable[[], Re
     yield "Paceline, auto", lambda: by_paceline(spec)
     if row != "lstm":
         yield "Paceline, on", lambda: by_paceline(spec.replace({"train.compile": "on"}))
+    if row == "resnet":
+        groups = spec.replace({"train.batchnorm_group": "auto"})
+        yield "groups, auto", lambda: by_paceline(groups)
+        yield "groups, on", lambda: by_paceline(groups.replace({"train.compile": "on"}))
 
 
 def by_hand(spec: RunSpec, compiles: bool) -> Result:
