@@ -86,7 +86,7 @@ def time_layer(channels: int, side: int, group: int | None, at_once: bool, form:
         x.grad = norm[0].weight.grad = norm[0].bias.grad = None
 
     PASS.samples, PASS.counted = BATCH, True
-    with patch.object(GroupedBatchNorm, "_has_kernel", GroupedBatchNorm._has_kernel if at_once else lambda *_: False):
+    with way_of_groups(at_once):
         return replay(run)
 
 
@@ -112,32 +112,38 @@ def replay(run: Callable[[], None]) -> float:
 
 
 def compare_outputs() -> None:
-    """Print the largest difference of groups at once to groups one by one, of outputs and gradients."""
+    """Print the largest differences of outputs, gradients and statistics to those in fp64: at once, and one by one."""
     for dtype in (torch.float32, torch.bfloat16):
-        found = []
-        for at_once in (True, False):
-            torch.manual_seed(0)
-            norm = nn.Sequential(nn.BatchNorm2d(96)).cuda()
-            group_batch_norms(norm, GROUP)
-            x = (torch.randn(70, 96, 9, 9, device="cuda") * 2 + 5).to(dtype).to(memory_format=torch.channels_last)
-            x.requires_grad_()
-            PASS.samples, PASS.counted = len(x), True
-            own = GroupedBatchNorm._has_kernel if at_once else lambda *_: False
-            with patch.object(GroupedBatchNorm, "_has_kernel", own):
-                y = norm(x)
-            y.backward(torch.sin(torch.arange(x.numel(), device="cuda", dtype=torch.float32)).view(x.shape).to(dtype))
-            statistics_found = torch.stack([pair[0] for pair in norm[0].found])
-            found.append((y, x.grad, norm[0].weight.grad, norm[0].bias.grad, statistics_found))
-        differences = [
-            float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in zip(*found, strict=True)
-        ]
-        print(f"at once against one by one, {dtype}: " + " ".join(f"{one:.1e}" for one in differences), flush=True)
+        torch.manual_seed(0)
+        x = (torch.randn(70, 96, 9, 9, device="cuda") * 2 + 5).to(dtype)
+        dy = torch.randn_like(x)
+        exact = normalise(x.double(), dy.double(), False)
+        for name, at_once in (("at once", True), ("one by one", False)):
+            found = zip(normalise(x, dy, at_once), exact, strict=True)
+            differences = [float((a.double() - b).abs().max() / b.abs().max()) for a, b in found]
+            print(f"{dtype}, {name}, to fp64: " + " ".join(f"{one:.1e}" for one in differences), flush=True)
+
+
+def normalise(x: Tensor, dy: Tensor, at_once: bool) -> list[Tensor]:
+    norm = nn.BatchNorm2d(x.shape[1], device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
+    group_batch_norms(nn.Sequential(norm), GROUP)
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+    PASS.samples, PASS.counted = len(x), True
+    with way_of_groups(at_once):
+        y = norm(x)
+        y.backward(dy.to(memory_format=torch.channels_last))
+    kept = torch.stack([statistics_of_group for statistics_of_group, _ in norm.found])
+    return [one.detach() for one in (y, x.grad, norm.weight.grad, norm.bias.grad, kept)]
+
+
+def way_of_groups(at_once: bool) -> Any:
+    """Let groups be normalised in one launch, or one by one."""
+    return patch.object(GroupedBatchNorm, "_has_kernel", GroupedBatchNorm._has_kernel if at_once else lambda *_: False)
 
 
 def train_way(way: str, spec: Any) -> dict[str, float]:
     group, at_once = make_ways()[way]
-    own = GroupedBatchNorm._has_kernel if at_once else lambda *_: False
-    with tempfile.TemporaryDirectory() as out, patch.object(GroupedBatchNorm, "_has_kernel", own):
+    with tempfile.TemporaryDirectory() as out, way_of_groups(at_once):
         began = time.perf_counter()
         result = paceline.train(spec.replace({"train.batchnorm_group": group}), out, show=False)
         file = RunDir(result.path).events_file(0)
@@ -183,7 +189,7 @@ def main() -> None:
         compare_outputs()
         for form in (torch.channels_last, torch.contiguous_format):
             for channels, side in SHAPES:
-                asked = ((None, True), (GROUP, True), (GROUP, False))
+                asked = ((None, True), (BATCH, True), (GROUP, True), (GROUP, False))
                 each = [time_layer(channels, side, *one, form) for one in asked]
                 print(
                     f"{form} {channels} x {side} x {side}: " + " ".join(f"{one:8.1f}" for one in each), "us", flush=True
