@@ -2,10 +2,13 @@
 
 import getpass
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -64,6 +67,30 @@ def test_ranks_that_do_not_stop_before_the_limit_go_on_from_their_checkpoint(lab
     assert endings() == ["again", "done"]
     assert ended()[0]["why"] == "the time limit came before the ranks had stopped; the next one resumes from step 10"
     assert differ(weights(), undisturbed(run_file(steps=30), 2)) == 0
+
+
+def test_ranks_and_a_node_that_are_lost_leave_the_job_where_it_is(lab, run_file):
+    """Slurm notices a node that is gone after ten seconds, our ranks at once."""
+    file = run_file(steps=2000, step_s=0.1)
+    asked = ("parallel.ranks=1..2", "data.until=enough", "--nodes", "2", "--ranks-per-node", "1", "--time", "60m")
+    job = submitted(str(file), *asked)
+    until("it trains", lambda: step() > 25, 180)
+    os.kill(lab.ranks("n2")[0], signal.SIGKILL)
+    at_s, starts = time.time(), RunDir(RUN).events_file(0)
+    until("it starts again", lambda: len(list(read_events(starts, "start"))) == 2, 180)
+    reached = step()
+    until("it goes on", lambda: step() > reached + 15, 180)
+    first = next(event for event in read_events(starts, "step") if event["t"] > at_s and event["step"] <= reached + 1)
+    print(f"without work after a lost rank: {first['t'] - at_s:.1f} s")
+    lab.crash("n2")
+    until("it starts on one node", lambda: [e["ranks"] for e in read_events(starts, "start")][2:] == [1], 240)
+    lab.start_node("n2")
+    Path("enough").touch()
+    assert until_ended(lab, job, 300) == "COMPLETED"
+    assert {start["job"] for start in read_events(starts, "start")} == {job}
+    assert {start["restarts"] for start in read_events(starts, "start")} == {0}
+    assert endings() == ["here", "here", "done"]
+    assert differ(weights(), undisturbed(file, 2)) < 1e-5
 
 
 def test_a_run_that_makes_no_progress_is_left_alone_and_says_why(lab, run_file):

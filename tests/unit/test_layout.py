@@ -102,6 +102,8 @@ def test_a_short_form_that_says_nothing_or_something_twice_is_refused(words):
         (3, {"ranks": 8, "tensor": 2}, "train.global_batch", "train.global_batch=4"),
         (16, {"ranks": 2, "reduce": "powersgd", "precision": "fp16"}, "parallel.reduce", "train.precision=bf16"),
         (16, {"ranks": 4, "tensor": 2, "pipeline": 2, "least_ranks": 2}, "parallel.least_ranks", "leave it out"),
+        (16, {"ranks": "3..4", "tensor": 2}, "parallel.least_ranks", "leave it out"),
+        (16, {"ranks": "8..2"}, "parallel.least_ranks", "leave it out"),
         (16, {"ranks": 2, "tensor": 2, "precision": "fp8"}, "train.precision", "train.precision=bf16"),
     ],
 )
@@ -144,3 +146,12 @@ def test_stages_are_cut_by_cost(costs, before, after, parts, sizes):
     ranges = divide_layers(costs, before, after, parts)
     assert [len(part) for part in ranges] == sizes
     assert [i for part in ranges for i in part] == list(range(len(costs)))
+
+
+def test_a_range_of_ranks_names_the_least_that_are_enough():
+    spec = build_spec({**LM, "parallel": {"ranks": "2..8", "tensor": 2}})
+    assert (spec.parallel.ranks, spec.parallel.least_ranks) == (8, 2)
+    again = build_spec(spec.dump())
+    assert again.parallel == spec.parallel
+    with expect_error("invalid-value"):
+        build_spec({**LM, "parallel": {"ranks": "2...8"}})

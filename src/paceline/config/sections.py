@@ -310,8 +310,12 @@ class Parallel(Section):
     strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = field(
         "auto", "", "what each data-parallel rank keeps; auto is ddp above 1 rank; zero3 and fsdp are the same"
     )
-    ranks: int = field(
-        1, "processes", "one device each; what tensor, context and pipeline leave is data parallel", gt=0, le=65536
+    ranks: Annotated[int, WithJsonSchema({"type": ["integer", "string"], "pattern": r"^\d+(\.\.\d+)?$"})] = field(
+        1,
+        "processes",
+        "one device each; what tensor, context and pipeline leave is data parallel; 2..8 sets least_ranks to 2",
+        gt=0,
+        le=65536,
     )
     least_ranks: int | None = field(
         None, "processes", "a run that loses ranks continues with fewer, down to this number; without it, it ends", gt=0
@@ -348,3 +352,12 @@ class Parallel(Section):
     threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
     timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
     bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_range(cls, values: Any) -> Any:
+        """Take `ranks: 2..8` for 8 ranks, of which 2 are enough."""
+        words = str(values.get("ranks")).split("..") if isinstance(values, Mapping) else []
+        if len(words) != 2 or not all(map(str.isdecimal, words)):
+            return values
+        return {**values, "least_ranks": int(words[0]), "ranks": int(words[1])}

@@ -34,6 +34,7 @@ SKYPILOT_MEMORY_NAMES = ("A100-80GB", "V100-32GB")
 """SkyPilot names the memory of these devices, and not of smaller ones of the same model."""
 TEMPLATES = Path(__file__).parent / "templates"
 REQUEUE_CODE = 75
+HERE_CODE = 76
 """The exit code of `paceline.slurm.requeue` that asks for a requeue: EX_TEMPFAIL, a temporary failure."""
 WARN_S = 120
 MIN_JOB_H = 5 / 60  # asked for at least, however short a run is planned: starting takes time
@@ -270,7 +271,7 @@ def build_batch_script(job: BatchJob, kind: Literal["batch", "array", "command"]
     """
     python, command = shlex.join([*job.python, "-m"]), shlex.join(job.command)
     values |= {"note": to_one_line(job.note), "version": __version__, "directives": _list_directives(job)}
-    values |= {"python": python, "command": command, "requeue": REQUEUE_CODE}
+    values |= {"python": python, "command": command, "requeue": REQUEUE_CODE, "here": HERE_CODE}
     return render_launch_template(f"slurm_{kind}.sh.j2", job=job, **values)
 
 
@@ -303,7 +304,7 @@ def _list_directives(job: BatchJob) -> Iterator[str]:
             problem = f"{cores!r} is not a number of cores; write it as  cpus-per-task: '4'"
             raise option_error("cpus-per-task", problem)
         # cores only: Slurm keeps the number of tasks of the first start, and would wait for as many nodes again
-        asked["mincpus"] = str(job.per_node * int(cores))
+        asked |= {"mincpus": str(job.per_node * int(cores)), "no-kill": ""}
     else:
         asked["ntasks-per-node"] = str(job.per_node)
     if job.gpus:

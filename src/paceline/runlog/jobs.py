@@ -28,6 +28,7 @@ class NextAttempt(StrEnum):
 
     DONE = "done"
     AGAIN = "again"
+    HERE = "here"
     ENOUGH = "enough"
     LEFT = "left"  # the machines were taken away; whoever did so decides
 
@@ -52,10 +53,13 @@ def record_job_event(run: RunDir, kind: str, **values: Any) -> None:
         events.write(kind, **values)
 
 
-def decide_next_attempt(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: str = "") -> AttemptOutcome:
+def decide_next_attempt(
+    run: RunDir, asked: str, attempts: int = ATTEMPTS, job: str = "", here: bool = False
+) -> AttemptOutcome:
     """Decide from the run folder whether a run is tried again, whatever the exit code of its ranks was.
 
-    `asked` is what ended the attempt: USR1 (the time limit is near), LIMIT (it was reached), TERM, or "".
+    `asked` is what ended the attempt: USR1 (the time limit is near), LIMIT (it was reached), TERM, or "". `here`: ranks
+    of an attempt that came further are started again in the job, which is not requeued.
     """
     step = find_newest_step(run)
     failed: dict[str, Any] | None = None
@@ -75,7 +79,8 @@ def decide_next_attempt(run: RunDir, asked: str, attempts: int = ATTEMPTS, job: 
         why = f"{wasted} attempts in a row came no further than step {step:,}{why}"
         return AttemptOutcome(NextAttempt.ENOUGH, why, step)
     because = ENDED_BY.get(asked, "the attempt ended before the run did")
-    return AttemptOutcome(NextAttempt.AGAIN, f"{because}; the next one resumes from step {step:,}", step)
+    again = NextAttempt.HERE if here and not asked and not wasted else NextAttempt.AGAIN
+    return AttemptOutcome(again, f"{because}; the next one resumes from step {step:,}", step)
 
 
 def find_newest_step(run: RunDir) -> int:

@@ -160,6 +160,8 @@ def build_job_request(
         reason = f"{most}: a job may have {available} here; use  --nodes {available}"
         raise option_error("--nodes", reason, "unavailable")
     least = 1 if site.fewer_nodes and machines.least == machines.most else machines.least or most
+    if spec.parallel.least_ranks is not None:
+        least = min(least, -(-spec.parallel.least_ranks // per_node))
     overrides = {**(found.overrides() if found is not None else {}), "parallel.ranks": most * per_node}
     ready = spec.replace(overrides, "paceline submit")
     layout_of(ready.replace({"parallel.ranks": least * per_node}))  # raises what cannot work with the fewest nodes

@@ -1,6 +1,7 @@
 """Launch files: words are quoted, numbers are those of the plan, and schemas, shells and the run accept them."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import paceline
 from paceline.cli.main import build_parser
 from paceline.layout import layout_of
 from paceline.planner.emit import (
+    HERE_CODE,
     REQUEUE_CODE,
     BatchJob,
     build_batch_script,
@@ -84,6 +86,21 @@ def test_an_attempt_that_fails_is_requeued_whatever_the_setup_has_set(tmp_path):
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "12"}
     done = subprocess.run(["bash"], input=build_batch_script(job), text=True, env=environ, check=False)
     assert (done.returncode, (tmp_path / "requeued").read_text()) == (REQUEUE_CODE, "requeue 12\n")
+
+
+def test_an_elastic_job_starts_its_ranks_again_on_the_nodes_that_are_left(tmp_path):
+    (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\nexit 1\n')
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\n[ ! -e {tmp_path}/started ] && echo 3 || echo 2\n")
+    (tmp_path / "ask").write_text(f"#!/bin/sh\n[ $(wc -l < {tmp_path}/started) = 1 ] && exit {HERE_CODE} || exit 0\n")
+    for name in ("srun", "ask", "squeue"):
+        (tmp_path / name).chmod(0o755)
+    job = BatchJob("lm", "a note", ("train", "run"), "run", "1-3", 2, python=("ask",))
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3"}
+    script = build_batch_script(job)
+    assert "#SBATCH --no-kill\n" in script
+    assert subprocess.run(["bash"], input=script, text=True, env=environ, check=False).returncode == 0
+    started = (tmp_path / "started").read_text().splitlines()
+    assert [re.findall(r"(?:nodes|ranks)=(\d+)", line) for line in started] == [["3", "6"], ["2", "4"]]
 
 
 def test_slurm_asks_for_nodes_devices_and_time(folder):

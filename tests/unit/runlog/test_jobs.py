@@ -87,6 +87,14 @@ def test_a_cancelled_job_is_not_tried_again_but_another_one_is(run):
     assert decide_next_attempt(run, "USR1", job="8").next == NextAttempt.AGAIN
 
 
+def test_ranks_that_came_further_are_started_again_in_their_job(run):
+    attempt(run, step=10, status="failed")
+    assert decide_next_attempt(run, "", here=True).next == NextAttempt.HERE
+    assert decide_next_attempt(run, "USR1", here=True).next == NextAttempt.AGAIN, "the job ends"
+    record_job_event(run, "ended", step=10, next=NextAttempt.HERE)
+    assert decide_next_attempt(run, "", here=True).next == NextAttempt.AGAIN, "other nodes may do better"
+
+
 def test_a_folder_knows_its_jobs_and_reads_them_as_data(run):
     record_job_event(run, "submit", job="12")
     attempt(run, job="12")
