@@ -304,7 +304,7 @@ def _list_directives(job: BatchJob) -> Iterator[str]:
             problem = f"{cores!r} is not a number of cores; write it as  cpus-per-task: '4'"
             raise option_error("cpus-per-task", problem)
         # cores only: Slurm keeps the number of tasks of the first start, and would wait for as many nodes again
-        asked |= {"mincpus": str(job.per_node * int(cores)), "no-kill": ""}
+        asked["mincpus"] = str(job.per_node * int(cores))
     else:
         asked["ntasks-per-node"] = str(job.per_node)
     if job.gpus:
