@@ -123,9 +123,9 @@ def summarise(marks: list[float], losses: list[float], began: float) -> Result:
     return {"step_ms": statistics.median(late), "first_s": round(marks[0] - began, 1), "losses": losses}
 
 
-def by_paceline(spec: RunSpec) -> Result:
+def by_paceline(spec: RunSpec, show: bool = False) -> Result:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as out:
-        result = paceline.train(spec, out, show=False)
+        result = paceline.train(spec, out, show=show)
         run = RunDir(result.path)
         file = run.events_file(0)
         steps = list(read_steps(file))
@@ -167,7 +167,7 @@ def guest_ways(row: str, folder: Path, arguments: Any) -> Iterator[tuple[str, Ca
     if arguments.rivals == "all" and row in ("llama", "lora"):  # every length is compiled anew: over 110 s
         yield "Trainer, compiled", lambda: by_trainer(row, model, batches, True)
     if row == "qlora":
-        yield "Paceline", lambda: by_paceline(spec.replace({"train.compile": "off", "parallel.micro_batch": 1}))
+        yield "Paceline", lambda: by_paceline(spec.replace({"train.compile": "off", "parallel.micro_batch": 1}), True)
         return
     yield "Paceline, auto", lambda: by_paceline(spec)
     yield "Paceline, on", lambda: by_paceline(spec.replace({"train.compile": "on"}))
