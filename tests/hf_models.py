@@ -21,7 +21,9 @@ VIT = {**SIDES, "image_size": 16, "patch_size": 4}
 MIXTRAL = {**LLAMA, "num_local_experts": 4}
 QWEN2_MOE = {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 QWEN2_MOE["shared_expert_intermediate_size"] = 24
+DEBERTA = {**BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 KINDS = {
+    "deberta-v2": DEBERTA,
     "llama": LLAMA,
     "mixtral": MIXTRAL,
     "qwen2_moe": QWEN2_MOE,

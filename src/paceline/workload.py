@@ -282,6 +282,10 @@ class Workload(BaseWorkload):
         weights, the file of the workload, and a `load.py` that builds the model from both."""
         raise NotImplementedError
 
+    def export_by_tensor(self, stored: Any, folder: Path) -> None:
+        """Optional: the same from weights on the disk, for models that are larger than the memory."""
+        raise NotImplementedError
+
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         """Optional: the module to export as ONNX, and example inputs by name, with a row for each sample. By default
         the model, and what `evaluate` calls it with."""

@@ -89,9 +89,10 @@ def test_a_mixture_gives_the_same_wherever_its_experts_are(tiny_lm, row):
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
 def test_experts_of_transformers_are_divided(kind, tmp_path, corpus_cache):
+    """Read from files that have a matrix for each expert."""
     folder = save(kind, tmp_path / kind)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 40))
-    values = {"model": {"config": str(folder / "config.json")}, "train": {"global_batch": 8, "lr": 1e-3}}
+    values = {"model": {"init_from": str(folder)}, "train": {"global_batch": 8, "lr": 1e-3}}
     values["data"] = {"source": "text", "path": str(tmp_path / "texts.txt"), "sequence": 32, "cache": str(corpus_cache)}
     values["data"]["tokenizer"] = str(folder / "tokenizer.json")
     values["parallel"] = {"threads": 1, "timeout_s": 120}

@@ -67,6 +67,7 @@ ON_TWO = ["single", "fsdp:2", "tensor:2"]
 @pytest.mark.parametrize(
     ("kind", "task", "layouts", "changes"),
     [
+        ("deberta-v2", "masked_lm", ["single", "ddp:2"], {}),
         ("t5", "seq2seq_lm", ON_TWO, {}),
         ("bert", "masked_lm", ON_TWO, {}),
         ("roberta", "token_classification", ON_TWO, {}),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import resources
 from pathlib import Path
@@ -23,8 +23,7 @@ import numpy as np
 from paceline import __version__
 from paceline.config.registry import describe_error, find_entry, is_script
 from paceline.errors import RunFailed, UserError
-from paceline.inference.trained_model import FittedModel, TrainedModel
-from paceline.inference.trained_model import open as open_run
+from paceline.inference.trained_model import FittedModel, StoredModel, TrainedModel, open_stored
 from paceline.io.arguments import option_error
 from paceline.io.files import write_atomic, write_json
 from paceline.io.limits import check_limits
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
 ONNX_FILE = "model.onnx"
+SHARD_BYTES = 5_000_000_000
+"""Most that a file of weights in an exported folder holds."""
 REMOVE_AT_END = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensor")
 OTHER_SUFFIXES = (*TORCH_SUFFIXES, ".h5", ".keras", ".npz", ".json", ".pkl", ".zip", ".gz")
@@ -66,12 +67,12 @@ def export(
     if is_script(folder.recorded_spec().workload):
         message = f"{run} is a run of a script, without a class to build its model from; use  --out {out}.safetensors"
         raise UserError(message, code="not-supported", key="--out")
-    trained = open_run(run, which, code=code)
+    stored = open_stored(run, which, code)
     with _open_scratch(out) as scratch:
         whole = scratch / "all"
         whole.mkdir()
-        with translate_failures(trained.workload.spec):
-            _fill_folder(trained, whole, onnx)
+        with translate_failures(stored.workload.spec):
+            _fill_folder(stored, whole, onnx)
         whole.rename(out)
     return out
 
@@ -88,18 +89,50 @@ def _open_scratch(out: Path) -> Iterator[Path]:
         raise RunFailed(f"cannot write {out}: {error.strerror}", code="not-writable", key=str(out)) from error
 
 
-def write_weights(file: Path, tensors: dict[str, Tensor], **header: str) -> None:
-    """Write safetensors; tensors that share memory are written once each."""
-    from safetensors.torch import save
+def write_weights(
+    file: Path, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor] | None = None, **header: str
+) -> None:
+    """Write safetensors, one tensor at a time; `read` returns the values of tensors that have none."""
+    import torch
+    from safetensors.torch import _TYPES
 
-    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    content = save(whole, metadata={"format": "pt", **header})
-    size = int.from_bytes(content[:8], "little")
-    entries = json.loads(content[8 : 8 + size])
-    entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))  # the library writes them in any order
-    ordered = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
-    assert len(ordered) == size, "the same entries in another order"
-    write_atomic(file, b"".join((content[:8], ordered, memoryview(content)[8 + size :])))
+    types, end = {dtype: name for name, dtype in _TYPES.items()}, 0
+    entries: dict[str, Any] = {"__metadata__": dict(sorted({"format": "pt", **header}.items()))}
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # which keeps all of them aligned
+    for name in names:
+        begin, end = end, end + tensors[name].nbytes
+        sides = list(tensors[name].shape)
+        entries[name] = {"dtype": types[tensors[name].dtype], "shape": sides, "data_offsets": [begin, end]}
+    head = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    head = head.ljust(-(-len(head) // 8) * 8)
+
+    def iter_parts() -> Iterator[Any]:
+        yield len(head).to_bytes(8, "little") + head
+        for name in names:
+            whole = (read or tensors.__getitem__)(name).detach().cpu().contiguous()
+            assert whole.nbytes == tensors[name].nbytes, f"{name} is not what was announced"
+            yield whole.reshape(-1).view(torch.uint8).numpy().data
+
+    write_atomic(file, iter_parts())
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> None:
+    """Write one file or, of more than `SHARD_BYTES`, several and the index that names them."""
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if sum(other.nbytes for other in shards[-1].values()) + tensor.nbytes > SHARD_BYTES and shards[-1]:
+            shards.append({})
+        shards[-1][name] = tensor
+    if len(shards) == 1:
+        write_weights(folder / WEIGHTS_FILE, tensors, read)
+        return
+    where: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = folder / f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_weights(file, shard, read)
+        where |= dict.fromkeys(shard, file.name)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    write_json(folder / f"{WEIGHTS_FILE}.index.json", {"metadata": {"total_size": size}, "weight_map": where})
 
 
 def write_standalone(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], loader: str) -> None:
@@ -112,13 +145,15 @@ def write_standalone(folder: Path, tensors: dict[str, Tensor], config: dict[str,
 
 def _export_weights(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
     check_limits()
-    from paceline.trainer.checkpoint.reader import find_checkpoint, read_tensors
+    from paceline.trainer.checkpoint.reader import find_checkpoint
+    from paceline.trainer.init_from import SavedWeights
 
     _check_file(out, onnx)
     checkpoint = find_checkpoint(run, which)
     header = {"paceline_spec": json.dumps(run.recorded_spec().dump()), "step": str(checkpoint.step)}
+    weights = SavedWeights.of(checkpoint)
     with _open_scratch(out) as scratch:
-        write_weights(scratch / out.name, read_tensors(checkpoint), **header)
+        write_weights(scratch / out.name, weights.like, weights.get, **header)
         (scratch / out.name).replace(out)
     return out
 
@@ -147,22 +182,29 @@ def _check_parent(out: Path) -> None:
         raise option_error("--out", f"there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
 
 
-def _fill_folder(trained: TrainedModel | FittedModel, folder: Path, onnx: bool) -> None:
+def _fill_folder(stored: StoredModel | FittedModel, folder: Path, onnx: bool) -> None:
     """Export by the workload's own method, else with the user's file, else as ONNX, which needs no code."""
-    if isinstance(trained, FittedModel):
-        write = getattr(trained.fitted, "write_onnx", None)
+    if isinstance(stored, FittedModel):
+        write = getattr(stored.fitted, "write_onnx", None)
         if onnx and write is None:
-            message = f"--onnx: a run of {trained.workload.spec.workload} is not written as ONNX; leave it out"
+            message = f"--onnx: a run of {stored.workload.spec.workload} is not written as ONNX; leave it out"
             raise UserError(message, code="not-supported", key="--onnx")
-        trained.fitted.export(folder)
+        stored.fitted.export(folder)
         if onnx and write is not None:
             write(folder / ONNX_FILE)
         return
-    workload, model = trained.workload, trained.model.cpu()
+    workload = stored.workload
     file = find_user_file(workload.spec.workload)
-    if has_loader := workload.has("export"):
+    if by_tensor := workload.has("export_by_tensor"):
+        workload.export_by_tensor(stored, folder)
+        if not onnx:
+            return
+    trained = stored.load()
+    model = trained.model.cpu()
+    has_loader = by_tensor or workload.has("export")
+    if has_loader and not by_tensor:
         workload.export(model, folder)
-    else:
+    elif not has_loader:
         _write_parts(trained, folder, file)
     if onnx or not (has_loader or file):
         otherwise = "leave --onnx out" if has_loader or file else f"use  --out {trained.run.name}.safetensors"

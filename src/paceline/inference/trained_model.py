@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from paceline.trainer.init_from import SavedWeights
 
 TABLE_SUFFIXES = {**TABLE_KINDS, ".txt": "txt"}
 PROBABILITIES = "probabilities"
@@ -241,10 +242,15 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
 
     `code` is the file with the run's own workload class, if the one it was trained from is gone.
     """
-    check_limits()
-    import torch
+    stored = open_stored(run, which, code)
+    return stored if isinstance(stored, FittedModel) else stored.load()
 
-    from paceline.trainer.checkpoint.reader import find_checkpoint, read_tensors
+
+def open_stored(run: str | Path, which: str, code: str | Path | None) -> "StoredModel | FittedModel":
+    """Open the model of a run without reading its weights."""
+    check_limits()
+    from paceline.trainer.checkpoint.reader import find_checkpoint
+    from paceline.trainer.init_from import SavedWeights
     from paceline.trainer.resume_guard import ANSWER_KEY, check_same_values
 
     folder = RunDir.open(Path(run))
@@ -257,15 +263,47 @@ def open(run: str | Path, which: str = "newest", *, code: str | Path | None = No
     workload.kept = folder.kept if folder.kept.is_dir() else None
     checkpoint = find_checkpoint(folder, which)
     check_same_values(folder, workload.spec, checkpoint.meta.get(ANSWER_KEY, {}), checkpoint.step)
-    with translate_failures(workload.spec):
-        torch.manual_seed(workload.spec.train.seed)
-        with torch.device("meta" if workload.draws_by_name else "cpu"):
-            model = workload.model()
-    _load_weights(model, read_tensors(checkpoint), folder)
-    device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
-    recorded = folder.start().get("threads")
-    threads = recorded if isinstance(recorded, int) and 0 < recorded <= (os.cpu_count() or 1) else None
-    return TrainedModel(folder, workload, model.to(device).eval(), checkpoint.step, device, threads)
+    return StoredModel(folder, workload, SavedWeights.of(checkpoint))
+
+
+@dataclass(frozen=True, eq=False)
+class StoredModel:
+    """A trained model whose weights are still on the disk."""
+
+    run: RunDir
+    workload: Workload
+    weights: "SavedWeights"
+
+    def check_fit(self, own: "Mapping[str, Tensor]") -> None:
+        """Raise UserError if the weights are not those of the model that the workload builds."""
+        there = self.weights.shapes
+        wrong = sorted(own.keys() ^ there.keys())
+        wrong += [name for name in own if name in there and tuple(own[name].shape) != there[name]]
+        if wrong:
+            message = f"{self.run.path}: its weights do not fit the model that its workload builds now "
+            message += f"(first: {wrong[0]}); restore the code that it was trained with"
+            raise UserError(message, code="conflict", key=wrong[0])
+
+    def load(self) -> TrainedModel:
+        """Read the weights into the model."""
+        import torch
+
+        workload, folder = self.workload, self.run
+        with translate_failures(workload.spec):
+            torch.manual_seed(workload.spec.train.seed)
+            with torch.device("meta" if workload.draws_by_name else "cpu"):
+                model = workload.model()
+        own = model.state_dict()
+        self.check_fit(own)
+        like = self.weights.like
+        into = {name: torch.empty_like(like[name], device="cpu") if t.is_meta else t for name, t in own.items()}
+        self.weights.read(into)
+        model.load_state_dict(into, assign=any(tensor.is_meta for tensor in own.values()))
+        device = torch.device("cuda" if torch.cuda.is_available() and workload.spec.parallel.device != "cpu" else "cpu")
+        recorded = folder.start().get("threads")
+        threads = recorded if isinstance(recorded, int) and 0 < recorded <= (os.cpu_count() or 1) else None
+        step = self.weights.checkpoint.step
+        return TrainedModel(folder, workload, model.to(device).eval(), step, device, threads)
 
 
 @contextmanager
@@ -326,16 +364,6 @@ def _resolve_spec(folder: RunDir, code: Path | None) -> RunSpec:
     if file is not None and copies and file.read_bytes() != copies[0].read_bytes():
         warn(f"{file} has changed since the run started; for the file of then add  --code {copies[0]}")
     return spec
-
-
-def _load_weights(model: "nn.Module", weights: "dict[str, Tensor]", folder: RunDir) -> None:
-    own = model.state_dict()
-    wrong = sorted(own.keys() ^ weights.keys())
-    wrong += [name for name in own if name in weights and own[name].shape != weights[name].shape]
-    if wrong:
-        message = f"{folder.path}: its weights do not fit the model that its workload builds now (first: {wrong[0]}); "
-        raise UserError(f"{message}restore the code that it was trained with", code="conflict", key=wrong[0])
-    model.load_state_dict(weights, assign=any(tensor.is_meta for tensor in own.values()))
 
 
 def _to_host(columns: Any, rows: int) -> dict[str, Any]:

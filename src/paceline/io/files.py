@@ -7,7 +7,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -26,14 +26,14 @@ SEAL = "seal"
 MAX_BYTES = 1 << 28
 
 
-def write_atomic(path: Path, text: str | bytes) -> None:
-    """Write a file atomically: write a sibling, force it to the disk and rename it."""
+def write_atomic(path: Path, text: str | bytes | Iterable[bytes | memoryview]) -> None:
+    """Write a file atomically, whole or in parts: write a sibling, force it to the disk and rename it."""
     content = text.encode(errors="replace") if isinstance(text, str) else text
     beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-                file.write(content)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 sync_file(file)
             os.replace(beside, path)
         except BaseException:

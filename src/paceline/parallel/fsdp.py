@@ -8,7 +8,9 @@
 | ddp beside tensor or pipeline | everything | `fully_shard` over one rank, summed over the copies |
 """
 
+import ctypes
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +29,8 @@ from paceline.runlog.timers import CollectiveTimer
 if TYPE_CHECKING:
     from paceline.parallel.parallelize import ModelSetup
 
+M_MMAP_THRESHOLD = -3  # of malloc.h
+
 
 def shard_model(
     model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, setup: "ModelSetup", experts: DeviceMesh | None
@@ -43,6 +47,8 @@ def shard_model(
     layout, in_bf16 = setup.layout, setup.workload.casts_layers and setup.spec.train.precision in ("bf16", "fp8")
     reject_unshardable(model, blocks, layout)
     layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and mesh["shard"].size() > 1
+    if layer_by_layer and mesh.device_type == "cpu":
+        return_freed_memory()
     options: dict[str, Any] = {}
     if layout.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
@@ -72,6 +78,12 @@ def shard_model(
             wrapped.set_custom_all_gather(_timed(DefaultAllGather, setup.timer))
             wrapped.set_custom_reduce_scatter(_timed(DefaultReduceScatter, setup.timer))
     return model
+
+
+def return_freed_memory() -> None:
+    """Let gathered layers on CPU cores be freed: glibc keeps blocks between others, a layer for each layer passed."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 19)
 
 
 def find_uncast(block: nn.Module) -> Iterator[nn.Parameter]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from paceline.data.corpora.tokenised import TOKENIZER
@@ -165,19 +166,39 @@ class SavedWeights:
 
     checkpoint: reader.Checkpoint
     metadata: Any
-    words: str
+    words: str = ""
+
+    @classmethod
+    def of(cls, checkpoint: reader.Checkpoint) -> "SavedWeights":
+        return cls(checkpoint, reader.read_metadata(checkpoint))
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        return reader.map_tensor_names(self.metadata)
+
+    @cached_property
+    def like(self) -> Mapping[str, Tensor]:
+        """Tensors of the same shapes and types without memory."""
+        there = self.metadata.state_dict_metadata
+        each = ((name, there[self.names[name]]) for name in sorted(self.names))
+        return {name: torch.empty(one.size, dtype=one.properties.dtype, device="meta") for name, one in each}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        names = reader.map_tensor_names(self.metadata)
-        return {name: tuple(self.metadata.state_dict_metadata[saved].size) for name, saved in names.items()}
+        return {name: tuple(tensor.shape) for name, tensor in self.like.items()}
 
     def digest(self) -> str:
         return hash_file(self.checkpoint.path / reader.MANIFEST)  # it holds the checksum of every file
 
     def read(self, into: Mapping[str, Tensor]) -> None:
-        names = reader.map_tensor_names(self.metadata)
-        reader.read_into_tensors(self.checkpoint, {names[name]: tensor for name, tensor in into.items()}, self.metadata)
+        found = {self.names[name]: tensor for name, tensor in into.items()}
+        reader.read_into_tensors(self.checkpoint, found, self.metadata)
+
+    def get(self, name: str) -> Tensor:
+        """Return one tensor, whole."""
+        found = torch.empty_like(self.like[name], device="cpu")
+        self.read({name: found})
+        return found
 
 
 Weights = SafetensorsWeights | SavedWeights

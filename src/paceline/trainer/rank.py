@@ -371,7 +371,15 @@ def _gather_peaks(device: torch.device) -> list[int]:
 
     from paceline.launch.process_group import gather_objects
 
-    cuda = device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else _read_peak_resident()
     peaks = gather_objects(peak)
     return peaks if any(peaks) else []
+
+
+def _read_peak_resident() -> int:
+    """Return the most bytes of this process; `ru_maxrss` would count those of the process that started it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):  # another system than Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

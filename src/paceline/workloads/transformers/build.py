@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from paceline.config.registry import describe_error
 from paceline.data.files import invalid_data
 from paceline.errors import UserError, did_you_mean
-from paceline.inference.export import WEIGHTS_FILE, write_weights
+from paceline.inference.export import write_shards, write_weights
 from paceline.io.files import write_atomic
 from paceline.nn.nf4 import NF4Linear, unpack
 from paceline.parallel.parameters import copy_whole
+from paceline.trainer.init_from import SavedWeights
 from paceline.workload import find_repeated_layers
 from paceline.workloads.transformers import lora
 from paceline.workloads.transformers.model_files import EXTRA_FILES, TOKENIZER, ConfigFile
@@ -25,6 +26,8 @@ from paceline.workloads.transformers.sections import CONFIG, PREPROCESSOR, TASKS
 
 UNKEYED = ("layerdrop", "drop_path", "droppath")
 """Parts of the names of probabilities by which whole layers are left out: they are drawn by pass, not by sample."""
+SHARED_DROPOUT = "pos_dropout"
+"""Of tables of positions (deberta), one draw for all samples: that of a rank would be another than its neighbour's."""
 BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")  # though the library calls them causal
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ANY_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -139,6 +142,9 @@ def build_transformer(config: Any, task: str) -> nn.Module:
             model: nn.Module = kind._from_config(config, dtype=torch.float32)
     except Exception as error:  # it meets a wrong value in many ways
         raise UserError(f"model: transformers cannot build this {config.model_type}: {describe_error(error)}") from None
+    for name, module in model.named_modules():
+        if name.endswith(SHARED_DROPOUT):
+            cast(Any, module).p = 0.0
     return model.train()
 
 
@@ -204,7 +210,8 @@ def _tensors(modules: Sequence[nn.Module], only_adapters: bool) -> Iterator[tupl
                     yield held, name, tensor
 
 
-def write_transformer(model: nn.Module, config: Any, kept: Path, folder: Path) -> None:
+def write_transformer(model: nn.Module, stored: SavedWeights, config: Any, kept: Path, folder: Path) -> None:
+    """Write the weights of a model without memory, one tensor at a time, and what else `from_pretrained` reads."""
     config.architectures = [type(model).__name__]
     config.dtype = "float32"
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,31 +220,31 @@ def write_transformer(model: nn.Module, config: Any, kept: Path, folder: Path) -
             write_atomic(folder / name, (kept / name).read_bytes())
     if (folder / TOKENIZER).is_file() and not (folder / TOKENIZER_CONFIG).is_file():
         write_atomic(folder / TOKENIZER_CONFIG, json.dumps(ANY_TOKENIZER))
-    write_weights(folder / WEIGHTS_FILE, merge_weights(model))
+    shared, own = cast(Any, model).all_tied_weights_keys, model.state_dict()
+    names = [name for name in own if name not in shared and not name.endswith((lora.A, lora.B))]
+    tensors = {name: _merge_weight(model, name, own.__getitem__) for name in names}
+    write_shards(folder, tensors, lambda name: _merge_weight(model, name, lambda n: stored.get(n).to(own[n].dtype)))
     write_atomic(folder / CONFIG, config.to_json_string(use_diff=False))
 
 
-def merge_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights by the library's names, shared ones once, with adapters merged."""
-    shared = cast(Any, model).all_tied_weights_keys
-    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in shared}
-    for name, module in model.named_modules():
-        if isinstance(module, NF4Linear):
-            weights[f"{name}.weight"] = unpack(module.weight, torch.float32)
-    for name, layer in lora.iter_adapters(model):
-        weights[f"{name}.weight"] = lora.merge_adapter(weights[f"{name}.weight"], layer)
-        del weights[f"{name}.{lora.A}"], weights[f"{name}.{lora.B}"]
-    return weights
+def _merge_weight(model: nn.Module, name: str, read: Callable[[str], Tensor]) -> Tensor:
+    """Return a tensor by the library's name, unpacked, with the adapter of its layer merged."""
+    owner, _, part = name.rpartition(".")
+    module, tensor = model.get_submodule(owner), read(name)
+    if isinstance(module, NF4Linear) and part == "weight":
+        tensor = unpack(tensor, torch.float32)
+    if isinstance(module, lora.LowRank) and part == "weight":
+        tensor = lora.merge_adapter(tensor, module, *(read(f"{owner}.{part}") for part in (lora.A, lora.B)))
+    return tensor
 
 
-def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None:
+def write_adapters(model: nn.Module, stored: SavedWeights, section: ModelFolder, folder: Path) -> None:
     """Write the adapters, and what else was trained, for `PeftModel.from_pretrained`."""
     folder.mkdir(parents=True, exist_ok=True)
     layers = dict(lora.iter_adapters(model))
     others = {n: p for n, p in model.named_parameters() if p.requires_grad and not n.endswith((lora.A, lora.B))}
-    tensors = {f"{PREFIX}{name}": p.detach() for name, p in others.items()}
-    for name, layer in layers.items():
-        tensors |= {f"{PREFIX}{name}.{part}.weight": getattr(layer, part).detach() for part in (lora.A, lora.B)}
+    places = {f"{PREFIX}{name}": name for name in others}
+    places |= {f"{PREFIX}{name}.{part}.weight": f"{name}.{part}" for name in layers for part in (lora.A, lora.B)}
     words = {name.rpartition(".")[2] for name in layers}
     linear = (name for name, module in model.named_modules() if lora.linear_sides(module))
     unique = {name for name in linear if name.rpartition(".")[2] in words} == set(layers)
@@ -253,5 +260,6 @@ def write_adapters(model: nn.Module, section: ModelFolder, folder: Path) -> None
         "modules_to_save": sorted({name.split(".")[0] for name in others}) or None,
         "bias": "none",
     }
-    write_weights(folder / "adapter_model.safetensors", tensors)
+    like = {name: stored.like[place] for name, place in places.items()}
+    write_weights(folder / "adapter_model.safetensors", like, lambda name: stored.get(places[name]))
     write_atomic(folder / "adapter_config.json", json.dumps(config, indent=2))

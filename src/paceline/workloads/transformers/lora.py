@@ -100,9 +100,9 @@ def iter_adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def merge_adapter(weight: Tensor, module: Any) -> Tensor:
+def merge_adapter(weight: Tensor, module: Any, down: Tensor, up: Tensor) -> Tensor:
     """Return the weight of a layer with its adapter added."""
-    added = module.lora_scale * (module.lora_B.double() @ module.lora_A.double())
+    added = module.lora_scale * (up.double() @ down.double())
     if not isinstance(module, nn.Linear | NF4Linear):
         added = added.T
     return (weight.double() + added).to(weight.dtype)

@@ -16,6 +16,7 @@ from paceline.config import RunSpec
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
 from paceline.data.prefetch import move_batch
 from paceline.errors import UserError
+from paceline.inference.trained_model import StoredModel
 from paceline.io.files import read_json, write_atomic, write_json
 from paceline.layout import Layout, check_experts
 from paceline.nn.chunked_loss import NOT_COUNTED
@@ -29,6 +30,7 @@ from paceline.workloads.transformers import samples as kinds
 from paceline.workloads.transformers.chat import PACKABLE, TEMPLATE, ChatCorpus, ChatEncoder, ChatTemplate
 from paceline.workloads.transformers.context import check_model_context, divide_context, gather_context
 from paceline.workloads.transformers.device import PackedTexts, call_on_device, compute_losses_in_head
+from paceline.workloads.transformers.experts import ExpertMatrix, find_expert_matrices
 from paceline.workloads.transformers.images import PixelFormat
 from paceline.workloads.transformers.model_files import TOKENIZER, find_dropouts, find_tokenizer_file, read_config
 from paceline.workloads.transformers.pairs import TextFrame, encode_pieces, encode_tagged
@@ -97,6 +99,8 @@ class TransformersModel(Workload):
             named = ", ".join(f"{name}={value:g}" for name, value in drops.items())
             why = "model.dropout=true keeps it" if not self.section.dropout else "its draws depend on the layout"
             log(f"model: dropout of the config ({named}) is off; {why}")
+        if self.section.dropout and config.model_type.startswith("deberta"):
+            log(f"model: {build.SHARED_DROPOUT} is off: it is one draw for all samples, which depends on the layout")
 
     def fingerprint(self) -> str:
         return str(self.corpus.fingerprint)
@@ -114,6 +118,11 @@ class TransformersModel(Workload):
     @cached_property
     def _renamed(self) -> Mapping[str, str]:
         return build.find_renamed(build.build_transformer(self.config, self.section.task), self.start_shapes)
+
+    @cached_property
+    def _expert_matrices(self) -> Mapping[str, ExpertMatrix]:
+        model = build.build_transformer(self.config, self.section.task)
+        return find_expert_matrices(model, self.start_shapes.keys() - model.state_dict().keys())
 
     @cached_property
     def corpus(self) -> Any:
@@ -193,7 +202,7 @@ class TransformersModel(Workload):
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         return build.find_blocks(model)
 
-    def model(self) -> nn.Module:
+    def _build_empty(self) -> nn.Module:
         model = build.build_transformer(self.config, self.section.task)
         blocks = self.blocks(model)
         if self.section.quantize != "none":
@@ -204,6 +213,11 @@ class TransformersModel(Workload):
                 child = name.rpartition(".")[0].split(".")[0]
                 head = self.task.classes and child not in ("", cast(Any, model).base_model_prefix)
                 parameter.requires_grad = head or name.endswith((lora.A, lora.B))
+        return model
+
+    def model(self) -> nn.Module:
+        model = self._build_empty()
+        blocks = self.blocks(model)
         late = torch.get_default_device().type == "meta"
         build.attach_initialise(model, blocks, self._given(model) if late or self.kept is not None else ())
         if not late or self.kept is not None:
@@ -220,14 +234,23 @@ class TransformersModel(Workload):
             return {name for name, _ in model.named_parameters()}
         shapes = self.start_shapes
         targets = self.init_from_targets(model)
-        return {name for name, p in targets.items() if shapes.get(self.init_from_name(name) or "") == tuple(p.shape)}
+        given = {name for name, p in targets.items() if shapes.get(self.init_from_name(name) or "") == tuple(p.shape)}
+        lacking = {matrix.tensor for name, matrix in self._expert_matrices.items() if name not in given}
+        return given | {matrix.tensor for matrix in self._expert_matrices.values()} - lacking
 
     def init_from_targets(self, part: nn.Module) -> Mapping[str, Any]:
         """Return the tensors of a part of the model; weights in 4 bits as what is read into them."""
         tensors = dict(super().init_from_targets(part))
         own = self.start_shapes
+        held = {name: one for name, one in self._expert_matrices.items() if one.tensor in tensors}
+        matrices = {name: one.select(tensors[one.tensor]) for name, one in held.items()}
+        tensors = {name: t for name, t in tensors.items() if name not in {one.tensor for one in held.values()}}
         packed = {name: PackedTarget(tensor) for name, tensor in tensors.items() if tensor.dtype == torch.uint8}
-        return tensors | {n: t for n, t in packed.items() if own.get(self.init_from_name(n) or "") != tensors[n].shape}
+        return (
+            tensors
+            | matrices
+            | {n: t for n, t in packed.items() if own.get(self.init_from_name(n) or "") != tensors[n].shape}
+        )
 
     def data(self, split: str) -> Samples:
         if self.of_images:
@@ -379,12 +402,14 @@ class TransformersModel(Workload):
         written = continue_tokens(model, ids, facts["ends"], **how)
         return ("" if facts["chats"] else prompt) + str(chosen.tokenizer.decode(written))
 
-    def export(self, model: nn.Module, folder: Path) -> None:
+    def export_by_tensor(self, stored: StoredModel, folder: Path) -> None:
         """Write a folder for `from_pretrained` with adapters merged, and beside it the adapters for PEFT."""
         assert self.kept is not None, "of a run that is opened"
-        build.write_transformer(model, self.config, self.kept, folder)
+        model = self._build_empty()
+        stored.check_fit(model.state_dict())
+        build.write_transformer(model, stored.weights, self.config, self.kept, folder)
         if self.section.lora_rank:
-            build.write_adapters(model, self.section, folder / "adapter")
+            build.write_adapters(model, stored.weights, self.section, folder / "adapter")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
         if self.of_images:

@@ -11,6 +11,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import hf_models
 import paceline
 from hf_models import TEXTS
 from paceline import train
@@ -284,3 +285,17 @@ def test_run_files_on_the_page_train(values, hf, corpus_cache, tmp_path):
     values["train"]["lr"] = float(values["train"]["lr"])
     result = train(build_spec({**values, "parallel": {"threads": 1}}), tmp_path, show=False)
     assert result.summary.loss_last < result.summary.loss_first
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
+def test_experts_are_read_one_by_one_and_exported_as_the_library_reads_them(kind, run_file, tmp_path):
+    import transformers
+
+    folder, ids = hf_models.save(kind, tmp_path / kind), [[5, 9, 12, 7]]
+    assert any(re.search(r"experts\.0\.\w+\.weight", name) for name in load_file(folder / "model.safetensors"))
+    run = train(run_file(kind, **{"model.init_from": str(folder), "train.lr": 1e-30}), tmp_path, show=False)
+    wanted = logits(transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), ids)
+    torch.testing.assert_close(logits(paceline.open(run.path).model, ids), wanted)
+    paceline.export(run.path, tmp_path / "out")
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(logits(exported, ids), wanted)
