@@ -1,5 +1,6 @@
 """Ranks that others have started: the existing environment is used, and the answer is the same."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 from paceline import RunResult, train
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary
+from script_runs import HEAD, script
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
@@ -38,3 +40,10 @@ def test_ranks_of_another_launcher_train_the_same(small, ours, tmp_path, launche
     assert "2 ranks" in done.stdout
     for name, tensor in ours.weights().items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+def test_ranks_of_torchrun_that_disagree_say_so(tmp_path):
+    file = script(tmp_path, head=HEAD.replace("torch.manual_seed(0)", "torch.seed()"))
+    done = subprocess.run([*TORCHRUN, file.name], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "(exitcode: 2)" in done.stderr
+    assert len(re.findall("^paceline: ", done.stderr, re.MULTILINE)) == 1

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, suppress
 from copy import deepcopy
 from pathlib import Path
 from types import TracebackType
@@ -150,8 +150,7 @@ def _reject_ranks(spec: RunSpec, file: RunFile, script: Path) -> None:
     if (ranks := spec.parallel.ranks) == 1:
         return
     name = shlex.quote(os.path.relpath(script))
-    named = isinstance(file, str | Path)
-    first = f"paceline train {shlex.quote(str(file))} workload={name}  or  " if named else ""
+    first = f"paceline train {shlex.quote(str(file))} workload={name}  or  " if isinstance(file, str | Path) else ""
     message = f"parallel.ranks={ranks} ({spec.origin('parallel.ranks')}), and python starts one process; type  {first}"
     raise UserError(f"{message}torchrun --nproc-per-node {ranks} {name}", code="conflict", key="parallel.ranks")
 
@@ -166,9 +165,10 @@ def _install_excepthook(rank_info: RankInfo | None) -> None:
         if not isinstance(error, PacelineError):
             before(kind, error, trace)
             return
-        print_error(error, rank_info or SINGLE_RANK)
-        for note in getattr(error, "__notes__", ()):
-            warn(note)
+        with redirect_stderr(sys.__stderr__):  # torch's own hook collects what this one prints, and an exit loses it
+            print_error(error, rank_info or SINGLE_RANK)
+            for note in getattr(error, "__notes__", ()):
+                warn(note)
         raise SystemExit(error.exit_code)
 
     exit_with_message.plain = True  # type: ignore[attr-defined]
