@@ -49,6 +49,9 @@ class RunResult(Tabular):
     launched: bool = False
     """Whether a launcher has started this process as one of several ranks, each of which has the result."""
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     @property
     def headline(self) -> str:
         run = self.summary

@@ -68,7 +68,7 @@ def test_masks_of_new_images(run, tmp_path, capsys):
     for name, image in images.items():
         files.append(tmp_path / f"{name}.png")
         Image.fromarray(image).save(files[-1])
-    found = paceline.open(run.path).predict(list(images.values()))
+    found = paceline.open(run).predict(list(images.values()))
     with pytest.raises(SystemExit) as left:
         main(["predict", str(run.path), *map(str, files), "--out", str(tmp_path / "masks")])
     assert left.value.code == 0

@@ -3,6 +3,7 @@
 By hand: pip install 'moto[server]' s3fs, then  python tests/soak/s3_kills.py [KILLS]
 """
 
+import json
 import logging
 import os
 import random
@@ -22,7 +23,7 @@ RUN = """
 name: net
 workload: tabular
 data: {path: s3://box/t.csv, label: y}
-train: {steps: 4000, global_batch: 16, checkpoint_every: 5, evaluate_every: 100000, schedule: constant, warmup: 0}
+train: {steps: 600, global_batch: 16, checkpoint_every: 5, evaluate_every: 100000, schedule: constant, warmup: 0}
 parallel: {threads: 1}
 """
 ROWS = "x,y\n" + "".join(f"{i % 13},{'no' if i % 13 < 6 else 'yes'}\n" for i in range(400))
@@ -69,9 +70,14 @@ def main(kills: int) -> None:
         print(f"kill {kill}: resumes at step {found}; half there: {', '.join(half) or 'none'}", flush=True)
         before = found
         shutil.rmtree(folder / "cache" / "paceline" / "runs")  # the machine is gone
+    found = []
     for out in ("s3://box/runs", str(folder / "plain")):  # killed all along, and never
-        given = [*command[:-1], out, "--resume-or-start", f"train.steps={before + 10}", "--json"]
-        print(subprocess.run(given, capture_output=True, text=True).stdout)
+        given = [*command[:-1], out, "--resume-or-start", "--json"]
+        ended = subprocess.run(given, stdout=subprocess.PIPE, text=True, check=True)
+        summary = json.loads(ended.stdout)
+        found.append((summary["steps"], summary["loss_last"], summary["metrics"]))
+    print(f"killed {kills} times, and never: steps, loss and metrics are {found[0]}")
+    assert found[0] == found[1], found[1]
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class GroupedBatchNorm(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         sizes = [size * rows for size in divide_into_groups(PASS.samples, self.group)]
-        if self._has_kernel(input):
+        if len(sizes) > 1 and self._has_kernel(input):
             return self._normalise_at_once(input, sizes)
         if len(sizes) > 1 and len(set(sizes)) == 1 and torch.compiler.is_compiling():
             return self._normalise_compiled(input, sizes)

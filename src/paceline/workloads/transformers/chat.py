@@ -20,7 +20,15 @@ from paceline.data.tables import iter_rows
 from paceline.errors import UserError, join_names
 from paceline.io.files import hash_value, read_text
 from paceline.workload import LogFn
-from paceline.workloads.transformers.pairs import NO_TAG, PairCorpus, PairTable, encode_pieces, find_frame, write_split
+from paceline.workloads.transformers.pairs import (
+    NO_TAG,
+    PairCorpus,
+    PairTable,
+    count_rows,
+    encode_pieces,
+    find_frame,
+    write_split,
+)
 
 TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 MAX_TEMPLATE_BYTES = 1 << 22
@@ -239,7 +247,7 @@ class ChatCorpus(PairCorpus):
             given = f"{where}: {tokens:,} tokens, more than data.sequence={data.sequence}"
             others = f"{len(encoder.long):,} such rows, the longest has {longest:,}"
             raise invalid_data(f"{given} ({others}); raise it, or type  data.too_long=cut  or  skip", "data.sequence")
-        train, test = (arrays[at].length - 1 for at in (1, 5))
+        train, test = count_rows(arrays)
         summary = f"{train:,} training and {test:,} test conversations"
         warnings = [f"{len(encoder.long):,} conversations were longer than data.sequence ({data.too_long})"]
         counts = {"train": {"samples": train}, "test": {"samples": test}}

@@ -131,7 +131,7 @@ class PairCorpus(TokenisedCorpus):
         places = {tag: number for number, tag in enumerate(source.tags)}
         encode = partial(encode_tagged, places=places) if cls.tagged else encode_pairs
         arrays = [w for split in SPLITS for w in write_split(folder, split, source, chosen, encode)]
-        train, test = (arrays[at].length - 1 for at in (1, 5))
+        train, test = count_rows(arrays)
         counts = {"train": {"samples": train}, "test": {"samples": test}}
         summary = f"{train:,} training and {test:,} test pairs"
         return BuiltCorpus(chosen, counts, arrays, summary, meta={"classes": source.tags})
@@ -167,9 +167,16 @@ def write_split(
             for lists, at in zip(encode(chosen, group), (0, 2), strict=True):
                 writers[at + 1].append(writers[at].length + np.cumsum([len(ids) for ids in lists], dtype=np.int64))
                 writers[at].append(np.concatenate([*lists, np.empty(0, np.int64)]))
-    if writers[1].length < 2:
-        raise invalid_data(f"the {split} split has no rows; give more, or another data.test_fraction")
     return writers
+
+
+def count_rows(writers: Sequence[ArrayWriter]) -> list[int]:
+    """Return the rows of both splits; each must have some."""
+    counts = [writers[at].length - 1 for at in (1, 5)]
+    for split, rows in zip(SPLITS, counts, strict=True):
+        if not rows:
+            raise invalid_data(f"the {split} split has no rows; give more, or another data.test_fraction")
+    return counts
 
 
 def encode_pairs(chosen: ChosenTokenizer, pairs: list[tuple[str, str]]) -> Iterator[list[np.ndarray]]:

@@ -196,6 +196,7 @@ BAD = {
     "broken": ({"data.template": "broken.jinja"}, PAIRS, "data.template", "TemplateSyntaxError"),
     "escapes": ({"data.template": "escape.jinja"}, PAIRS, "data.template", "SecurityError"),
     "too long": ({}, LONG, "data.sequence", "line 21"),
+    "all too long": ({}, LONG[20:] * 20, "data.sequence", "line 1"),
     "no column": ({}, [{"question": "a", "answer": "b"}], "data.text", "question"),
     "no answer": ({}, [{"messages": [{"role": "user", "content": "a"}]}], "", "line 1"),
     "no messages": ({}, [{"messages": "a"}], "", "line 1"),
