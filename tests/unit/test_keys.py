@@ -9,6 +9,7 @@ import pytest
 from paceline.cli.keys import build_completion_script, list_keys, suggest_key
 from paceline.cli.main import build_parser, list_verbs
 from paceline.config import build_spec
+from paceline.errors import UserError
 from paceline.runlog.machine import MachineLoad
 
 
@@ -50,6 +51,20 @@ def test_an_option_that_is_a_key_is_answered_with_the_key(words, meant, ask):
     answer = ask("train", "run.yaml", *words)
     assert answer.code == 2
     assert meant in answer.err
+
+
+@pytest.mark.parametrize(
+    ("section", "old", "new"),
+    [
+        ("model", "start", "model.init_from"),
+        ("train", "checkpoint", "train.checkpoint_format"),
+        ("parallel", "checkpointing", "parallel.activation_checkpointing"),
+    ],
+)
+def test_a_key_of_an_earlier_version_is_answered_with_the_new_one(section, old, new):
+    with pytest.raises(UserError, match=f"'{new}'") as caught:
+        build_spec({"workload": "lm", section: {old: "x"}})
+    assert caught.value.code == "unknown-key"
 
 
 def test_what_no_key_is_near_to_has_no_hint():

@@ -42,7 +42,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 FIXED_SECTIONS: dict[str, type[BaseModel]] = {"train": Train, "parallel": Parallel}
 """The sections that are the same for all workloads."""
 FOREIGN_NAMES = {"batch_size": "global_batch", "learning_rate": "lr", "gpus": "ranks", "nproc_per_node": "ranks"}
-"""Other tools' names for our keys, for the hint that follows an unknown key."""
+FOREIGN_NAMES |= {"start": "init_from", "checkpoint": "checkpoint_format"}
+"""Names of our keys in other tools and in earlier versions, for the hint that follows an unknown key."""
 CODES: dict[str, Code] = {"extra_forbidden": "unknown-key", "missing": "missing-value", "contradiction": "conflict"}
 SECTIONS = ("train", "parallel", "model", "data")
 LENGTHS = {"train.epochs": "train.steps", "train.steps": "train.epochs"}
