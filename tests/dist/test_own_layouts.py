@@ -118,6 +118,24 @@ class Scaled(Own):
             self.hooked = model.layers[2].register_forward_pre_hook(double)
         return super().loss(model, x)
 
+class Averaged(Own):
+    "Gradients of shards are averaged where they should be summed."
+    def loss(self, model, x):
+        from torch.distributed.fsdp import FSDPModule
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(2.0)
+        return super().loss(model, x)
+
+class Kept(Own):
+    "One of the ranks adds nothing to the gradient of a layer."
+    def loss(self, model, x):
+        import torch.distributed as dist
+        weight = dict(model.named_parameters()).get("module.norm.weight")
+        if weight is not None and dist.get_rank() and not weight._backward_hooks:
+            weight.register_hook(lambda gradient: gradient * 0)
+        return super().loss(model, x)
+
 class Unsummed(Own):
     "Half of the gradient of a bias that every rank holds."
     def loss(self, model, x):
@@ -149,7 +167,10 @@ def test_a_model_without_rules_is_divided_by_those_that_are_found(encoder, preci
     check_holds(encoder("Own").replace({"train.precision": precision}), layouts=["single", *layouts], steps=3)
 
 
-@pytest.mark.parametrize(("fault", "layout"), [("Unsummed", "tensor:2"), ("Scaled", "pipeline:2")])
+@pytest.mark.parametrize(
+    ("fault", "layout"),
+    [("Kept", "ddp:2"), ("Averaged", "fsdp:2"), ("Unsummed", "tensor:2"), ("Scaled", "pipeline:2")],
+)
 def test_check_finds_a_wrong_gradient(encoder, fault, layout):
     parity = check(encoder(fault), layouts=["single", layout], steps=2)
     assert not parity.holds
