@@ -1,11 +1,13 @@
 """The answer of every axis and model against that of one rank, as a table in Markdown.
 
-    python benchmarks/layout_matrix.py [--models lm llama …] [--precision fp32 bf16] [--ranks 8] [--out FILE]
-    python benchmarks/layout_matrix.py --device cuda      # ranks share the device, by gloo
+    python benchmarks/layout_matrix.py [--models lm llama …] [--precision fp32 bf16] [--out FILE]
+    torchrun --nproc-per-node 4 benchmarks/layout_matrix.py      # layouts of 4 ranks, started once for all: faster
+    python benchmarks/layout_matrix.py --device cuda             # ranks share the device, by gloo
 
 Tiny models, on CPU cores. Each cell is the largest relative difference of losses, gradient norms, weights and the
 evaluation, in each precision; in fp32 a larger one than 1e-5 is repeated in fp64, and marked r if it shrinks to
-rounding. What a model does not take is printed with the reason. Exits with 1 where a check does not hold.
+rounding; not under torchrun, which marks it with ?. What a model does not take is printed with the reason. Exits with 1
+where a check does not hold.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import Any
 
 from paceline import UserError
 from paceline.config import build_spec
+from paceline.io.files import write_atomic
 from paceline.layout import layout_of, parse_layout
 from paceline.trials.check import check
 from paceline.workload import build_workload
@@ -58,7 +62,7 @@ def write_run_file(name: str, folder: Path, precision: str, device: str) -> Any:
     values = json.loads(json.dumps(MODELS[name]))
     if values["workload"] == "transformers":
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(values["model"]))
+        write_atomic(folder / "config.json", json.dumps(values["model"]))
         values["model"] = {"config": str(folder / "config.json")}
     values["train"] = {"steps": 3, "global_batch": 16, "lr": 1e-3, "precision": precision, "evaluate_on": 16}
     return build_spec({**values, "parallel": {"threads": 1, "timeout_s": 300, "device": device, "backend": "gloo"}})
@@ -79,31 +83,35 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--ranks", type=int, default=8, help="the most that a layout may have")
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which the ranks share")
     parser.add_argument("--out", type=Path, help="write the table here too, row by row")
     asked = parser.parse_args()
-    layouts = [layout for layout in asked.layouts if parse_layout(layout)["ranks"] <= asked.ranks]
+    launched = int(os.environ.get("WORLD_SIZE", "0"))
+    layouts = [layout for layout in asked.layouts if launched in (0, parse_layout(layout)["ranks"])]
     cells: dict[str, list[list[str]]] = {layout: [[] for _ in asked.models] for layout in layouts}
     holds = True
     for (column, name), precision in itertools.product(enumerate(asked.models), asked.precision):
-        with tempfile.TemporaryDirectory() as scratch:
-            spec = write_run_file(name, Path(scratch), precision, asked.device)
-            obstacles = {layout: find_obstacle(spec, layout) for layout in layouts}
-            possible = [layout for layout, obstacle in obstacles.items() if not obstacle]
-            parity = check(spec, layouts=["single", *possible], steps=asked.steps)
+        spec = write_run_file(name, Path(tempfile.gettempdir(), "paceline-matrix", name), precision, asked.device)
+        obstacles = {layout: find_obstacle(spec, layout) for layout in layouts}
+        possible = [layout for layout, obstacle in obstacles.items() if not obstacle]
+        if not possible:
+            continue
+        parity = check(spec, layouts=["single", *possible], steps=asked.steps)
+        if not parity.rows:  # of the main rank alone
+            continue
         for obstacle in dict.fromkeys(filter(None, obstacles.values())):
             print(f"{name} {precision} –: {obstacle}", flush=True)
         for row in parity.rows[1:]:
-            mark = "" if row.agrees(parity.tolerance) else " r" if parity.is_rounding(row) else " **wrong**"
+            wrong = " ?" if launched else " **wrong**"
+            mark = "" if row.agrees(parity.tolerance) else " r" if parity.is_rounding(row) else wrong
             cells[row.name][column].append(f"{row.worst.value:.0e}{mark}")
             print(f"{name} {precision} {row.name}: {row.worst.value:.1e}{mark} ({row.worst.where})", flush=True)
         holds &= parity.holds
-        table = format_table(asked.models, cells)
         if asked.out is not None:
-            asked.out.write_text(table + "\n")
-    print(table)
+            asked.out.write_text(format_table(asked.models, cells) + "\n")
+    if os.environ.get("RANK", "0") == "0":
+        print(format_table(asked.models, cells))
     sys.exit(0 if holds else 1)
 
 
