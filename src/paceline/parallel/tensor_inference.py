@@ -24,6 +24,7 @@ from paceline.layout import Layout
 from paceline.nn.experts import find_experts
 from paceline.nn.keyed_dropout import PASS, SITE, TORCHS
 from paceline.parallel.dataflow import NOWHERE, Dataflow, run_on_fakes
+from paceline.parallel.pipeline import needs_host_copy
 from paceline.workload import Workload
 
 WHOLE, HEADS = Replicate(), -3  # the axis of heads in (…, heads, tokens, features)
@@ -41,6 +42,11 @@ class InferredRules:
 
     def apply(self, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
         """Divide what rules name, and let the layers that hold it compute on DTensors."""
+        if needs_host_copy(mesh.get_group(), mesh.device_type):
+            reason = "ranks that share a CUDA device gather through gloo, which crashes here"
+            advice = "use a device for each rank, or parallel.strategy=fsdp"
+            message = f"parallel.tensor={mesh.size()}: {reason}; {advice}"
+            raise UserError(message, code="not-supported", key="parallel.tensor")
         DTensor._op_dispatcher._allow_implicit_replication = True  # masks and tables beside them are whole on all ranks
         names, ranks = {id(module): name for name, module in model.named_modules()}, mesh.size()
         for block in blocks:
@@ -56,8 +62,9 @@ class InferredRules:
                     module.register_parameter(name, nn.Parameter(part, requires_grad=weight.requires_grad))
                 if "in_proj_weight" in placed[id(module)]:
                     cast(Any, module).forward = partial(_attend_by_head, mesh, module)
-            for module in mixtures:
-                cast(Any, module).forward = partial(_run_whole, mesh, module.forward)
+            for module in mixtures:  # every rank computes them whole, or `expert` divides them
+                module.register_forward_pre_hook(partial(_leave_dtensors, mesh), with_kwargs=True)
+                module.register_forward_hook(lambda _, given, found: _enter_dtensors(mesh, found))
             cast(Any, block).forward = partial(_run_on_dtensors, mesh, block.forward)
         shared: dict[int, nn.Parameter] = {}
         for name, module in cast(Any, model.named_modules()):
@@ -234,10 +241,8 @@ def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -torch.inf)
 
 
-def _run_whole(mesh: DeviceMesh, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a module that every rank holds and computes whole."""
-    given, options = tree_map_only(DTensor, lambda x: take_local(x, mesh, WHOLE), (args, kwargs))
-    return _enter_dtensors(mesh, forward(*given, **options))
+def _leave_dtensors(mesh: DeviceMesh, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    return tree_map_only(DTensor, lambda x: take_local(x, mesh, WHOLE), (args, kwargs))
 
 
 def _run_on_dtensors(mesh: DeviceMesh, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

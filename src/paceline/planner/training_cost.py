@@ -102,6 +102,8 @@ class TrainingCostModel(CostModel):
     evaluation_chunk: int = 256
     narrow_gathers: bool = False
     """Sharded layers are cast before they are gathered; embedding and head are not, and stay gathered."""
+    flat_buckets: bool = False
+    """Gradients of zero1 and zero2 go through buffers of a fixed size, as DeepSpeed's do."""
 
     @classmethod
     def of(cls, spec: RunSpec, samples: int | None, **facts: Any) -> Self:
@@ -125,6 +127,7 @@ class TrainingCostModel(CostModel):
             "samples": samples,
             "train": spec.train,
             "reduction": Reduction(cast(Any, spec.parallel.reduce), spec.parallel.local_steps),
+            "flat_buckets": spec.parallel.engine == "deepspeed",
         }
         by_size = spec.parallel.wrap != "layers"
         assumptions = (*facts.pop("assumptions", ()), *[UNKNOWN_SAMPLES] * unknown, *[LAYER_BY_LAYER] * by_size)
@@ -304,12 +307,20 @@ class TrainingCostModel(CostModel):
         fullest, blocks = self.lengths.fullest_batch_ratio(placement.micro_batch), self._blocks_on(device)
         filled = placement if fullest == 1 else replace(placement, micro_batch=placement.micro_batch * fullest)
         found = estimate_memory(blocks, filled, self.numbers, where.physics)
-        buffers = found.buffers_bytes
+        buffers = found.buffers_bytes if self.flat_buckets else 0.0
         if not device.synchronous:
             buffers += THREADS * WORKSPACE_BYTES
         if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
             buffers += found.weights_bytes / placement.shards
-        return cast(TrainingMemory, self._cache.setdefault(key, replace(found, buffers_bytes=buffers)))
+        found = replace(found, buffers_bytes=buffers)
+        if placement.zero == 2 and self.narrow_gathers:  # layers are gathered in 16 bits, and not cast again
+            layer, numbers = find_repeated_block(self.blocks), self.numbers
+            held = layer.repeat / (placement.pipeline * placement.tensor)
+            gathered = held * (layer.stored_params - layer.elsewhere(placement.expert))
+            less = gathered * (numbers.weight_bytes - numbers.gathered_bytes)
+            casts = max(0.0, found.casts_bytes - held * layer.cast_params * numbers.element_bytes)
+            found = replace(found, weights_bytes=found.weights_bytes - less, casts_bytes=casts)
+        return cast(TrainingMemory, self._cache.setdefault(key, found))
 
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
         pricer = self._step_pricer(layout, where)

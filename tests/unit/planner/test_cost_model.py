@@ -233,8 +233,10 @@ def test_divided_experts_are_held_once_in_each_group():
     assert divided.layout == layout_of(mixture.replace({"parallel.expert": 4, "parallel.micro_batch": 1}))
     shape = mixture.model.shape(32000, 1024)
     experts = shape.layers * 4 * 3 * shape.width * shape.ffn
-    assert whole.memory.weights_bytes == 4 * shape.parameters
-    assert divided.memory.weights_bytes == pytest.approx(4 * (shape.parameters - experts * 3 / 4))
+    ends = (2 * 32000 + 1) * shape.width
+    layers = shape.parameters - ends  # gathered in bf16
+    assert whole.memory.weights_bytes == 4 * ends + 2 * layers
+    assert divided.memory.weights_bytes == pytest.approx(4 * ends + 2 * (layers - experts * 3 / 4))
     assert divided.memory.states_bytes == pytest.approx(whole.memory.states_bytes)
     assert divided.time.comm_s != whole.time.comm_s
 

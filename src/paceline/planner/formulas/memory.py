@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
-from paceline.planner.formulas.shape import BlockShape, find_repeated_block
+from paceline.planner.formulas.shape import CHUNK_TOKENS, BlockShape, find_repeated_block
 
 UNPACKED = 2  # copies of a matrix that was in 4 bits: its levels, and these times their scales
 SCORE_COPIES = 2.5  # stored scores: normalised, dropped, and the mask that dropped them in half an element
@@ -160,8 +160,9 @@ def _saved_elements(layer: BlockShape, placement: Placement) -> float:
     t, cut = placement.tensor, _sequence_cut(placement)
     saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut
     if not placement.runtime.compiled:
-        fused = layer.unfused_saved_elements if placement.runtime.fused_norms else 0.0
-        saved += (layer.eager_saved_elements - fused) / cut
+        norms = layer.unfused_saved_elements
+        saved += (layer.eager_saved_elements - norms) / t + (0.0 if placement.runtime.fused_norms else norms / cut)
+        saved += layer.routed_elements * (2 if placement.expert > 1 else 1)  # before they are put into their order
     if placement.recompute != "selective" or layer.attention is None:
         gathered = layer.attention.key_elements * (placement.context - 1) if layer.attention else 0.0
         return saved + gathered / t  # the keys and values of other ranks are kept too
@@ -183,8 +184,10 @@ def _logits(head: BlockShape, placement: Placement, numbers: DtypeSizes) -> floa
     alone = head.most_logits < math.inf and kernel and placement.tensor == 1
     alone |= placement.runtime.fused_loss
     each = numbers.element_bytes + (0.0 if alone else 8.0)
-    samples = placement.micro_batch / placement.context
-    chunk = min(samples * head.saved_split_elements / placement.tensor, head.most_logits)
+    samples, most = placement.micro_batch / placement.context, head.most_logits
+    if placement.tensor > 1 and most < math.inf:  # a rank has some of the vocabulary; the gradient is made in place
+        each, most = numbers.element_bytes + 4.0, min(most, CHUNK_TOKENS * head.matmuls[0].outer / placement.tensor)
+    chunk = min(samples * head.saved_split_elements / placement.tensor, most)
     copies = 2 if placement.runtime.fresh_gradients else 1
     return chunk * each + copies * head.loss_params / placement.tensor * numbers.weight_bytes
 

@@ -241,7 +241,7 @@ def add_experts(layer: BlockShape, active: int, ffn: int, shared: int, length: i
         layer,
         matmuls=products,
         moved_elements=layer.moved_elements + features + ROUTED_PASSES * routed,
-        saved_split_elements=layer.saved_split_elements + features + routed,
+        saved_split_elements=layer.saved_split_elements + features + 2 * routed,  # as sent, and as it comes back
         kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROUTER_OPERATIONS,
         routed_elements=float(routed),
     )
@@ -254,7 +254,8 @@ def build_decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, 
     embedding, layer, head = ModelShape(*sides, gated, sizes.tied, learned_positions=False, biases=False).blocks
     turned = sizes.head_dim * (sizes.heads + sizes.kv_heads)
     tables = sizes.vocab + (sizes.context if sizes.positions == "learned" else 0)
-    mixed = layer if not sizes.experts else add_experts(layer, sizes.top_k, sizes.ffn, sizes.shared_ffn, length)
+    active = sizes.top_k if sizes.experts else 0
+    mixed = add_experts(layer, active, sizes.ffn, sizes.shared_ffn, length) if active else layer
     return (
         replace(embedding, params=tables * sizes.width, table_params=(tables - sizes.vocab * sizes.tied) * sizes.width),
         replace(
@@ -265,7 +266,7 @@ def build_decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, 
             kernels=mixed.kernels + LAUNCHES_PER_OPERATION * ROTARY_OPERATIONS * 2 / 3 * rotary,
             # queries and keys only after they are turned; two norms, in and out; nothing is dropped
             saved_whole_elements=4.0 * length * sizes.width,
-            eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + sizes.ffn * gated),
+            eager_saved_elements=length * (UNFUSED_NORMS * sizes.width + sizes.ffn * max(1, active) * gated),
             unfused_saved_elements=UNFUSED_NORMS * length * sizes.width,
         ),
         chunk_loss(

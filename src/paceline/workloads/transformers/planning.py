@@ -171,7 +171,8 @@ def _build_blocks(
             moved_elements=layer.moved_elements + ADAPTER_PASSES * length * sum(map(sum, adapted)),
             saved_whole_elements=(IN_FP32 if half else 4.0) * length * sizes.width,
             eager_elements=length * (shape.ROTARY_PASSES * turned * rotary + gate_passes * sizes.ffn),
-            eager_saved_elements=length * (shape.UNFUSED_NORMS * sizes.width + gate_kept * sizes.ffn),
+            eager_saved_elements=length
+            * (shape.UNFUSED_NORMS * sizes.width + gate_kept * sizes.ffn * max(1, sizes.active)),
             kernels=layer.kernels + shape.LAUNCHES_PER_OPERATION * operations,
         ),
         replace(
