@@ -191,12 +191,13 @@ def test_a_column_of_texts_and_lines_of_a_file(folder, make_spec):
 
 
 LONG = [*PAIRS, {"prompt": "good " * 90, "response": "no"}]
+ALL_LONG = [{**row, "prompt": f"{number} {'good ' * 90}"} for number, row in enumerate(PAIRS)]
 BAD = {
     "raises": ({"data.template": "raise.jinja"}, PAIRS, "data.template", "line 1"),
     "broken": ({"data.template": "broken.jinja"}, PAIRS, "data.template", "TemplateSyntaxError"),
     "escapes": ({"data.template": "escape.jinja"}, PAIRS, "data.template", "SecurityError"),
     "too long": ({}, LONG, "data.sequence", "line 21"),
-    "all too long": ({}, LONG[20:] * 20, "data.sequence", "line 1"),
+    "all too long": ({}, ALL_LONG, "data.sequence", "line 1"),
     "no column": ({}, [{"question": "a", "answer": "b"}], "data.text", "question"),
     "no answer": ({}, [{"messages": [{"role": "user", "content": "a"}]}], "", "line 1"),
     "no messages": ({}, [{"messages": "a"}], "", "line 1"),
