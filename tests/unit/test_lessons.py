@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -257,3 +259,43 @@ def test_the_exercise_on_ranks_ends_with_the_loss_of_one():
     )
     assert re.fullmatch(r"loss 0\.\d{6}\n", alone)
     assert alone in ranks  # its exit code may be an abort: gloo's threads outlive the interpreter at times
+
+
+def run_solution(number: int, folder: Path) -> None:
+    """Run the commands of an exercise in a folder that has the recipes."""
+    page = (DOCS / "learn" / "exercises.md").read_text()
+    block = re.search(rf"^## {number}\..*?^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
+    (folder / "recipes").symlink_to(RECIPES)
+    for command in block.splitlines():
+        words = [sys.executable, "-m", "paceline", *shlex.split(command)[1:]]
+        subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=400)
+
+
+def test_the_exercise_on_scaling_ends_with_a_table_and_a_law(tmp_path):
+    run_solution(2, tmp_path)
+    found = json.loads((tmp_path / "runs" / "exercise" / "measure.json").read_text())
+    assert [row["ranks"] for row in found["rows"]] == [1, 2]
+    assert (tmp_path / "runs" / "exercise-page" / "report.html").stat().st_size > 10_000
+
+
+def test_the_exercise_on_seven_billion_fits_only_when_states_are_offloaded():
+    def price(*overrides):
+        return paceline.plan(paceline.load(RECIPES / "lm_7b.yaml", overrides), cluster="4x24GB", devices=[4]).rows
+
+    assert not price("parallel.offload=false")
+    (row,) = price("parallel.strategy=fsdp", "parallel.offload=true")
+    memory, spec = row.price.memory, paceline.load(RECIPES / "lm_7b.yaml")
+    assert memory.weights_bytes + memory.gradients_bytes + memory.states_bytes == 0
+    assert memory.host_bytes == pytest.approx(27e9, rel=0.01)
+    assert spec.train.steps * row.price.step_s / 86400 == pytest.approx(359, rel=0.05)
+
+
+def test_the_answers_of_the_short_exercises():
+    group = CommGroup(8, 8, 1, 16e9, GPU_PHYSICS.link_latency_s, 3 * GPU_PHYSICS.link_latency_s)
+    latency = all_reduce_s(0, group, GPU_PHYSICS)
+    assert all_reduce_s(0.44e6, group, GPU_PHYSICS) == pytest.approx(2 * latency, rel=0.02)
+    assert min(n for n in range(1, 9) if 16 * 13e9 / n <= 40e9) == 6
+    assert min(m for m in range(1, 99) if 7 / (m + 7) < 0.1) == 64
+    assert LAWS["amdahl"].speedup({"serial": 10 / 90}, 1e9) == pytest.approx(9)
+    train = Train(lr=0.1, global_batch=2048, base_batch=256, lr_scaling="linear", warmup=0)
+    assert build_schedule(train, SAMPLES)(0) == pytest.approx(0.8)
