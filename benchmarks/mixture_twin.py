@@ -44,7 +44,8 @@ def learn(name: str, texts: Path, steps: int, seed: int, out: Path) -> Curve:
     before, layers, after = workload.costs(workload.model())
     per_sample = (before + sum(layers) + after) * 64
     events = read_events(RunDir(train(spec, out, show=False).path).events_file(0), "evaluate")
-    return [(e["step"] * 16 * per_sample, e["loss"], e.get("busiest_expert", 1.0)) for e in events]
+    curve = [(e["step"] * 16 * per_sample, e["loss"], e.get("busiest_expert", 1.0)) for e in events]
+    return curve[1:]  # at the first the loss still falls steeply
 
 
 def reach(curve: Curve, loss: float) -> float | None:
@@ -61,11 +62,13 @@ def draw(curves: dict[str, list[Curve]], file: Path) -> None:
 
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        for colour, (name, seeds) in zip(("#6b7280", "#2563eb", "#d97706"), curves.items(), strict=True):
+        styles = (("#6b7280", "-"), ("#2563eb", "-"), ("#d97706", "--"))
+        for (colour, line), (name, seeds) in zip(styles, curves.items(), strict=True):
             for index, curve in enumerate(seeds):
                 flops, losses, _ = zip(*curve, strict=True)
-                axes.plot([f / 1e12 for f in flops], losses, "o-", color=colour, label=None if index else name)
-        axes.set(xlabel="computed TFLOP", ylabel="held-out loss", yscale="log")
+                label = None if index else name
+                axes.plot([f / 1e12 for f in flops], losses, line, color=colour, linewidth=1.2, label=label)
+        axes.set(xlabel="computed TFLOP", ylabel="held-out loss")
         axes.legend()
         write_figure(figure, file)
 

@@ -61,9 +61,9 @@ class DecoderShape:
             raise _conflict("model.top_k", f"{more}; type  model.top_k={self.experts}")
         if self.experts and self.ffn_kind != "swiglu":
             raise _conflict("model.ffn_kind", "model.experts are gated; type  model.ffn_kind=swiglu")
-        if self.shared_ffn and not self.experts:
-            needs = f"model.shared_ffn={self.shared_ffn} needs model.experts"
-            raise _conflict("model.experts", f"{needs}; type  model.experts=8")
+        for name, value in (("shared_ffn", self.shared_ffn), ("balance_by", self.balance_by)):
+            if value not in (0, "loss") and not self.experts:
+                raise _conflict("model.experts", f"model.{name}={value} needs model.experts; type  model.experts=8")
         if vocab > self.vocab:
             few = f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data"
             raise _conflict("model.vocab", f"{few}; type  model.vocab={vocab}  or a smaller  data.vocab")

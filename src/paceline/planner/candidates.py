@@ -176,11 +176,11 @@ def split_axes(layout: Layout) -> tuple[str, ...]:
 class RejectReason(Enum):
     """Why a family of layouts is rejected; the value is the sentence, with the facts of a `RejectedFamily` missing."""
 
-    NO_RULES = "{workload} has no rules to divide its layers"
+    NO_RULES = "no plan prices layers of {workload} that ranks divide"
     FP8 = "fp8 scales whole matrices"
     CROSSES_NODES = "tensor {tensor} crosses nodes of {per_node}"
     INDIVISIBLE = "{tensor} does not divide {size} heads or features"
-    NO_LAYERS = "{workload} has no layers to divide among stages"
+    NO_LAYERS = "no plan prices stages of {workload}"
     FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
     NO_CONTEXT = "{workload} does not divide sequences"
     ODD_CONTEXT = "{context} ranks need two equal parts each of {sequence} tokens"
@@ -280,6 +280,7 @@ class SplitOptions:
     experts: int = 0  # that the ranks of `expert` may divide
     context: int = 0  # positions that the ranks of `context` may divide; 0 if they cannot
     layers: int = 0  # layers that a pipeline can divide; 0 if it cannot
+    inferred: bool = False  # rules and stages are found as it runs: they are eager, and tried if the run file asks
     recomputes: bool = True  # has repeated layers, which activation checkpointing recomputes
     weights: bool = True  # a rank may hold a part of each weight
 
@@ -298,6 +299,8 @@ class LayoutSpace:
         """Yield one layout of each family; an offloaded one if the family only makes sense offloaded."""
         tensors = min(self.devices, MAX_TENSOR) if self.splits.splits and not self.fp8 else 1
         stages = min(self.devices, max(1, self.splits.layers), MAX_STAGES)
+        if self.splits.inferred:
+            tensors = stages = 1
         contexts = min(self.devices, MAX_CONTEXT) if self.splits.context >= LONG_SEQUENCE else 1
         fixed = self.constraints
         tried = [

@@ -23,7 +23,7 @@ from paceline.config.registry import describe_error
 from paceline.data.samples import as_samples, load_training_samples, samples_of, traits_of
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
-from paceline.layout import layout_of
+from paceline.layout import Layout, layout_of
 from paceline.nn.keras_backend import has_keras
 from paceline.nn.op_counter import (
     PRODUCTS,
@@ -33,7 +33,7 @@ from paceline.nn.op_counter import (
     count_moved_elements,
     is_product,
 )
-from paceline.parallel.parallelize import reject_for_keras
+from paceline.parallel.parallelize import infer_division, reject_for_keras
 from paceline.parallel.parameters import ParameterGroups, resolve_groups
 from paceline.planner.candidates import SplitOptions
 from paceline.planner.eager_kernels import (
@@ -158,6 +158,14 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
     held = count_params(p for p in inside if not p.requires_grad) if rest.params else groups.frozen
     layer = replace(layer, frozen_params=held / layer.repeat)
     blocks = (first, layer, replace(rest, frozen_params=float(groups.frozen - held)))
+    splits = SplitOptions(recomputes=bool(layers), weights=not of_keras)
+    tensor, pipeline = spec.parallel.tensor, spec.parallel.pipeline
+    if tensor * pipeline > 1 and not of_keras:
+        layout = Layout("ddp", 1, spec.train.global_batch, 1, tensor=tensor, pipeline=pipeline)
+        inferred = infer_division(workload, model, lambda: batches[0], layout) != (None, None)  # or the reason why not
+        splits = replace(splits, splits=(tensor,), layers=repeat, inferred=inferred)
+        products = tuple(replace(product, split="outer") for product in layer.matmuls)
+        blocks = (blocks[0], replace(blocks[1], matmuls=products), blocks[2])
     sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(batches[0]) if isinstance(leaf, Tensor)) / few
     mean = float(costs.mean())
     return TrainingCostModel.of(
@@ -171,7 +179,7 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
         sample_bytes=float(sample_bytes) * outline.times,
         held_out=outline.held_out,
         evaluation_chunk=workload.evaluation_chunk,
-        splits=SplitOptions(recomputes=bool(layers), weights=not of_keras),
+        splits=splits,
         lengths=LengthStats(float(costs.max()) / mean, float(costs.std()) / mean) if mean else LengthStats(),
         assumptions=(
             f"shape measured {how}, {total:,} parameters",

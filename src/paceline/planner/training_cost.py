@@ -161,7 +161,7 @@ class TrainingCostModel(CostModel):
 
     @property
     def divides_samples_only(self) -> bool:
-        return not self.splits.splits
+        return not self.splits.splits or self.splits.inferred
 
     def headline(self) -> str:
         each = f" × {number(self.units_per_sample, 3)} {self.unit}" if self.unit != "samples" else ""
@@ -196,7 +196,8 @@ class TrainingCostModel(CostModel):
     def schedules(self, layout: Layout, constraints: LayoutConstraints) -> Iterator[Layout]:
         """Yield a pipeline with one stage per rank, then with two, which makes the bubble smaller."""
         yield layout
-        if layout.pipeline > 1 and constraints.schedule is None and self.splits.layers % (2 * layout.pipeline) == 0:
+        whole = self.splits.layers % (2 * layout.pipeline) == 0 and not self.splits.inferred
+        if layout.pipeline > 1 and constraints.schedule is None and whole:
             yield replace(layout, schedule="interleaved")
 
     def overrides(self, layout: Layout) -> dict[str, Any]:
@@ -282,7 +283,9 @@ class TrainingCostModel(CostModel):
     def _runtime(self, layout: Layout, device: Device, sharded: bool) -> Runtime:
         """Decide what is compiled on a device, and what stays in its memory."""
         weighed = estimate_compiling(self.work, self.steps, layout) if self.train.compile == "auto" else None
-        execution = decide_execution(self.train, layout, CPU if device.synchronous else CUDA, self.traits, weighed)
+        eager = self.splits.inferred and layout.tensor * layout.pipeline > 1
+        traits = replace(self.traits, compiles=self.traits.compiles and not eager)
+        execution = decide_execution(self.train, layout, CPU if device.synchronous else CUDA, traits, weighed)
         one_pass = layout.passes(layout.global_batch) == 1 and layout.pipeline == 1
         return Runtime(
             kernels="compiled" if execution.compiled else "eager",

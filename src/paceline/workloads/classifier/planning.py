@@ -6,6 +6,7 @@ from typing import Any
 from paceline.config import RunSpec
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.corpora.tokenizer import estimate_vocabulary_size
+from paceline.planner.candidates import SplitOptions
 from paceline.planner.formulas.placement import DtypeSizes
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, ModelShape
 from paceline.planner.model_inputs import TextStatistics, apply_frozen_groups, assume_mean_length
@@ -40,6 +41,7 @@ def build_classifier_cost_model(spec: RunSpec, samples: int | None, tokens: floa
         texts.count,
         blocks=apply_frozen_groups(blocks, spec.train.groups, build),
         traits=ENTRY.traits,
+        splits=SplitOptions(splits=(model.heads,), layers=model.layers, inferred=True),
         unit="tokens",
         units_per_sample=texts.mean,
         sample_bytes=2 * texts.mean,

@@ -40,7 +40,7 @@ def build_lm_cost_model(spec: RunSpec, samples: int | None, tokens: float | None
             experts=sizes.experts,
             sequence=length if sizes.positions == "rotary" else 0,
             context=length,
-            layers=0 if sizes.tied else sizes.layers,
+            layers=sizes.layers,
         ),
         unit="tokens",
         units_per_sample=length,

@@ -80,18 +80,20 @@ class LanguageModel(CorpusWorkload):
         for name, size in sizes.items():
             if size % layout.tensor:
                 near = max(n for n in range(1, layout.tensor) if not any(size % n for size in sizes.values()))
-                raise _conflict(f"{tensor} does not divide model.{name}={size}; use parallel.tensor={near}")
+                reason = f"{tensor} does not divide model.{name}={size}; use parallel.tensor={near}"
+                raise _conflict("parallel.tensor", reason)
         check_context(layout, "data.sequence", self.sequence)
         if layout.sequence and self.sequence // layout.context % layout.tensor:
             near = -(-self.sequence // layout.tensor) * layout.tensor
-            raise _conflict(f"{tensor} does not divide data.sequence={self.sequence}; use data.sequence={near}")
+            reason = f"{tensor} does not divide data.sequence={self.sequence}; use data.sequence={near}"
+            raise _conflict("parallel.tensor", reason)
         if layout.sequence and shape.positions == "learned":
-            raise _conflict("parallel.sequence=true needs model.positions=rotary")
+            raise _conflict("parallel.sequence", "parallel.sequence=true needs model.positions=rotary")
         check_experts(layout, "model.experts", shape.experts)
         if layout.stages > shape.layers:
             most = shape.layers // (layout.stages // layout.pipeline)
             given = f"{pipeline}: {layout.stages} stages for {shape.layers} layers"
-            raise _conflict(f"{given}; use parallel.pipeline={most} or fewer")
+            raise _conflict("parallel.pipeline", f"{given}; use parallel.pipeline={most} or fewer")
 
     def inputs(self, batch: LMBatch) -> tuple[Tensor, dict[str, Tensor]]:
         return batch.tokens, {"targets": batch.targets}
@@ -139,5 +141,5 @@ class LanguageModel(CorpusWorkload):
         return {**asdict(self.shape), **facts}
 
 
-def _conflict(message: str) -> UserError:
-    return UserError(message, code="conflict")
+def _conflict(key: str, message: str) -> UserError:
+    return UserError(message, code="conflict", key=key)

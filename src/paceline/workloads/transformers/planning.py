@@ -67,7 +67,13 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
         blocks=blocks,
         chunked_head=chunked,
         traits=ENTRY.traits,
-        splits=SplitOptions(context=spec.data.sequence if divided else 0, experts=sizes.experts),  # type: ignore[attr-defined]
+        splits=SplitOptions(
+            splits=() if sizes.experts or model.lora_rank else (sizes.heads, sizes.kv_heads),
+            context=spec.data.sequence if divided else 0,  # type: ignore[attr-defined]
+            experts=sizes.experts,
+            layers=0 if model.lora_rank else sizes.layers,
+            inferred=True,
+        ),
         unit="tokens",
         units_per_sample=facts.mean,
         sample_bytes=16.0 * facts.mean,
