@@ -3,8 +3,10 @@
     python benchmarks/plan_local.py                 # over the loopback; about two minutes
     sudo python benchmarks/plan_local.py --shaped   # and over links of 1 Gbit/s and 100 Mbit/s
     sudo python benchmarks/plan_local.py --shaped --ranks 1,2
+    sudo python benchmarks/plan_local.py --shaped --own   # each run planned as after `paceline calibrate RUN.yaml`
 
-It calibrates first, with one thread per rank, and plans with nothing but that. Shaped links are made of network
+It calibrates first, with one thread per rank, and plans with nothing but that; with `--own` each run's steps are timed
+over the loopback too, before the runs that the plan is compared with. Shaped links are made of network
 namespaces, one per rank, and need root. The machine should be otherwise idle: whatever else runs takes cores away
 between the calibration and the runs.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,6 +28,8 @@ from pathlib import Path
 import paceline
 from paceline.config import RunSpec
 from paceline.io.files import write_json
+from paceline.measurement.measure import measure
+from paceline.measurement.recalibration import update_calibration
 from paceline.planner.calibration.calibrate import calibrate_machine
 from paceline.planner.plan import plan
 from paceline.runlog.events import read_steps
@@ -171,6 +176,16 @@ def shape(ranks: int, rate: str) -> None:
 # ── the comparison
 
 
+def calibrate_run(spec: RunSpec, numbers: Sequence[int], calibration: Path) -> Path:
+    """Correct a calibration by the run's own steps, as `paceline calibrate RUN.yaml` does; return another file."""
+    own = calibration.with_name(f"{spec.name}.json")
+    shutil.copy(calibration, own)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(spec, numbers, repeats=2, steps=20, out=Path(folder) / "own", log=lambda text: None)
+        update_calibration(Path(folder) / "own", own)
+    return own
+
+
 alone_s: dict[str, float] = {}
 """A step on one rank, by run: it has no links."""
 
@@ -209,6 +224,7 @@ def main() -> None:
     parser.add_argument("--shaped", action="store_true", help="over links of 1 Gbit/s and 100 Mbit/s too; needs root")
     parser.add_argument("--runs", default=",".join(RUNS), help="which runs, by name")
     parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="how many, the first is 1")
+    parser.add_argument("--own", action="store_true", help="correct the calibration by each run's own steps")
     parser.add_argument("--calibration", type=Path, help="use this instead of calibrating now")
     asked = parser.parse_args()
     numbers = [int(word) for word in asked.ranks.split(",")]
@@ -218,16 +234,21 @@ def main() -> None:
         if asked.calibration is None:
             write_json(calibration, calibrate_machine(numbers, lambda text: print(text, file=sys.stderr), threads=1))
         print("run               link        ranks    measured    planned   measured   planned   error   load  verdict")
+        files = {name: calibration for name, _ in specs(asked.runs.split(","))}
         for name, spec in specs(asked.runs.split(",")):
-            lines += _over(["loopback"], name, spec, calibration, numbers)
+            if asked.own:
+                files[name] = calibrate_run(spec, numbers, calibration)
+            lines += _over(["loopback"], name, spec, files[name], numbers)
         if asked.shaped:
             with apart(max(numbers)):
                 for link in ("1 Gbit/s", "100 Mbit/s"):
                     shape(max(numbers), LINKS[link])
                     for name, spec in specs(asked.runs.split(",")):
-                        lines += _over([link], name, spec, calibration, numbers)
-    several = [line for line in lines if line.ranks > 1]
-    print(f"step: largest error of several ranks {max(abs(line.step_error) for line in several):.0%}")
+                        lines += _over([link], name, spec, files[name], numbers)
+    alone, several = ([line for line in lines if (line.ranks > 1) == more] for more in (False, True))
+    for words, some in (("one rank", alone), ("several ranks", several)):
+        wrong = [abs(line.step_error) for line in some]
+        print(f"step of {words}: mean error {statistics.mean(wrong):.1%}, largest {max(wrong):.1%}")
     errors = [abs(line.error) for line in several]
     within = sum(error <= 0.2 for error in errors)
     print(
