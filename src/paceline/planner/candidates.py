@@ -16,7 +16,7 @@ from paceline.config import DEFAULT, RunSpec
 from paceline.hardware.catalogue import Cluster
 from paceline.io.format import size
 from paceline.layout import ZERO_STAGES, Layout
-from paceline.planner.formulas.memory import DeviceMemory, TrainingMemory
+from paceline.planner.formulas.memory import DeviceMemory
 from paceline.planner.formulas.step_time import StepTime
 from paceline.planner.target import PricedCluster
 
@@ -74,6 +74,7 @@ class PricedLayout:
     time: StepTime
     memory: DeviceMemory
     start_s: float = 0.0  # before the first step, where that is priced
+    situation: str = UNKNOWN  # by which published measurements are chosen that tell how far prices are off
 
     @property
     def devices(self) -> int:
@@ -123,12 +124,9 @@ class PricedLayout:
         return self.fits and self.memory_band_bytes[1] > self.capacity_bytes
 
     def find_band(self, quantity: Quantity) -> Band:
-        """Return the band of this layout's memory or time; the widest for what no published measurement is about."""
-        layout, bands, situation = self.layout, load_bands(), UNKNOWN
-        known = isinstance(self.memory, TrainingMemory) and not self.where.cluster.device.synchronous
-        if known and not layout.offload:
-            situation = name_situation(layout.pipeline, layout.tensor, ZERO_STAGES[layout.strategy], layout.ranks)
-        return bands.get((quantity, situation)) or bands[quantity, ALL]
+        """Return the band of this layout's memory or time."""
+        bands = load_bands()
+        return bands.get((quantity, self.situation)) or bands[quantity, ALL]
 
     @property
     def memory_band_bytes(self) -> tuple[float, float]:

@@ -14,12 +14,14 @@ from paceline.io.format import format_quantity, number, percent, size
 from paceline.layout import ZERO_STAGES, Layout, layout_of
 from paceline.planner.advice import advise_training
 from paceline.planner.candidates import (
+    UNKNOWN,
     LayoutConstraints,
     LayoutSpace,
     PricedLayout,
     RejectedFamily,
     SplitOptions,
     family_name,
+    name_situation,
 )
 from paceline.planner.cost_model import CostModel
 from paceline.planner.formulas.memory import TrainingMemory, estimate_memory
@@ -331,7 +333,16 @@ class TrainingCostModel(CostModel):
         read_s = placement.micro_batch * placement.accumulate * self.sample_bytes / where.physics.input_bytes_s
         if read_s > time.step_s:  # batches are prefetched during the step
             time = replace(time, data_s=read_s - time.step_s)
-        return PricedLayout(layout, where, time, self.memory(layout, where))
+        return PricedLayout(
+            layout, where, time, self.memory(layout, where), situation=self._name_situation(layout, where)
+        )
+
+    def _name_situation(self, layout: Layout, where: PricedCluster) -> str:
+        """Name how work is spread; no published measurement has offloaded states, cores, experts or other modules."""
+        published = any(b.attention for b in self.blocks) and not any(b.expert_params for b in self.blocks)
+        if not published or layout.offload or where.cluster.device.synchronous:
+            return UNKNOWN
+        return name_situation(layout.pipeline, layout.tensor, ZERO_STAGES[layout.strategy], layout.ranks)
 
     def _step_pricer(self, layout: Layout, where: PricedCluster) -> StepPricer:
         placement = self.placement(layout, where.cluster.device)

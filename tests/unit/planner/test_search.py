@@ -224,9 +224,17 @@ def test_nine_in_ten_rows_that_were_left_out_lie_inside(quantity):
     ],
 )
 def test_a_layout_has_the_band_of_its_situation(layout, device, situation):
-    price = plan(lm("1b", 8, 1024, parallel=FIXED), "1xH100").chosen.price
-    found = replace(price, layout=layout, where=resolve_target(f"1x1x{device}").at(1)).find_band("time")
-    assert found.situation == situation
+    cost_model, where = build_cost_model(lm("1b", 8, 1024)), resolve_target(f"2x8x{device}").at(layout.ranks)
+    assert cost_model.price(layout, where).find_band("time").situation == situation
+
+
+def test_what_no_published_measurement_is_about_has_the_widest_band():
+    dense, where = build_cost_model(lm("1b", 8, 1024)), resolve_target("1xH100").at(1)
+    layout, (first, layer, last) = Layout("single", 1, 8, 8), dense.blocks
+    for other in (replace(layer, attention=None), replace(layer, expert_params=layer.params / 2)):
+        price = replace(dense, blocks=(first, other, last)).price(layout, where)
+        assert {price.find_band(quantity).situation for quantity in ("memory", "time")} == {UNKNOWN}
+        assert price.memory_band_bytes[1] >= 1.47 * price.memory.total_bytes  # one in twenty needs more
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.6, "lm fits"), (1.1, "lm may not fit"), (0.3, "lm does not fit")])

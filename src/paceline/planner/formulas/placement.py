@@ -88,11 +88,6 @@ class Reduction:
     kind: Reduce = "exact"
     local_steps: int = 8  # steps of a rank between two averages of the models, if `kind` has them
 
-    @property
-    def joins_models(self) -> bool:
-        """Weights are averaged every few steps, instead of gradients in every step."""
-        return self.kind in ("local_sgd", "diloco")
-
     def sent_bytes(self, numbers: DtypeSizes) -> float:
         """Return the bytes sent per parameter when gradients are reduced."""
         return 2.0 if self.kind in ("bf16", "fp16") else numbers.sent_bytes

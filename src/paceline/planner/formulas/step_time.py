@@ -274,7 +274,7 @@ class StepPricer:
         placement, numbers, physics = self.placement, self.numbers, self.physics
         everyone = build_group(placement.data * placement.context, placement.tensor, self.cluster, physics)
         reduction, overlap = placement.reduction, placement.runtime.overlap
-        if reduction.joins_models:  # weights are averaged every few steps
+        if reduction.kind in ("local_sgd", "diloco"):  # weights are averaged every few steps
             flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
             return flight, 1.0
         sent = self.local_trained * reduction.sent_bytes(numbers)
