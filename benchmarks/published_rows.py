@@ -255,6 +255,7 @@ def _spread(
     overlap = modern or strategy in ("ddp", "fsdp", "none")
     if "no gradient bucketing" in notes or (year < 2023 and "Megatron" in raw["source"]):
         overlap = False
+    listed = "flash-attn, swiglu" in notes  # the row has its switches, and this one is off unless it is given
     placement = Placement(
         replicate=data // shard,
         shard=shard,
@@ -264,7 +265,7 @@ def _spread(
         micro_batch=micro,
         accumulate=accumulate,
         zero=zero,
-        sequence_parallel=tensor > 1 and modern,
+        sequence_parallel=tensor > 1 and modern and not listed,
         chunks=int(chunks[1]) if chunks and pipeline > 1 else interleaved,
         runtime=Runtime(
             _kernels(notes, megatron),
