@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -45,6 +46,7 @@ def join_ranks(
 ) -> Iterator[torch.device]:
     """Set this rank's device and threads and join the other ranks; leave them on exit, also after a failure."""
     own = _select_device(info, device, backend)
+    _forget_meshes()
     if info.world == 1:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         before = dist.is_initialized()
@@ -69,6 +71,14 @@ def join_ranks(
         raise
     gc.collect()  # a wrapped model is in a reference cycle and holds the group, whose threads would abort at exit
     dist.destroy_process_group()
+
+
+def _forget_meshes() -> None:
+    """Drop what DTensor has cached: to it a mesh with other groups is equal, and those of an earlier run are gone."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
 
 
 def init_single_rank_group(device: torch.device) -> None:
