@@ -47,3 +47,12 @@ def test_ranks_of_torchrun_that_disagree_say_so(tmp_path):
     done = subprocess.run([*TORCHRUN, file.name], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert "(exitcode: 2)" in done.stderr
     assert len(re.findall("^paceline: ", done.stderr, re.MULTILINE)) == 1
+
+
+def test_check_divides_again_on_the_ranks_of_torchrun(tiny_lm, tmp_path):
+    """An equal grid of an earlier layout had other process groups."""
+    run_file = RunDir.claim(tmp_path, "spec", tiny_lm.replace({"train.evaluate_on": 8})).spec_file
+    layouts = "single,fsdp:2+tensor:2,tensor:2+context:2"
+    command = [*TORCHRUN[:-1], "--nproc-per-node=4", "-m", "paceline", "check", str(run_file), "--layouts", layouts]
+    done = subprocess.run([*command, "--steps=2"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
