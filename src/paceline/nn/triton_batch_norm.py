@@ -125,37 +125,12 @@ def _apply(
     tl.store(out + place, result.to(out.dtype.element_ty), mask=known)
 
 
-def _sum_over_groups(x: Tensor, dy: Tensor, moments: Tensor, sizes: list[int], eps: float, backward: bool) -> Tensor:
-    channels, width = x.shape[1], min(64, triton.next_power_of_2(x.shape[1]))
-    per_group, longest, across = sizes[0], max(sizes[0], sizes[-1]), triton.cdiv(x.shape[1], width)
-    chunk = triton.cdiv(triton.cdiv(sizes[0], CHUNKS), ROWS) * ROWS
-    chunks = triton.cdiv(longest, chunk)
-    parts = torch.empty(len(sizes), chunks, 2, channels, device=x.device)
-    found = torch.empty(len(sizes), 2, channels, device=x.device) if backward else moments
-    grid = (chunks, across, len(sizes))
-    _sum_chunks[grid](x, dy, moments, parts, len(x), per_group, chunk, chunks, channels, backward, ROWS, width)
-    most = triton.next_power_of_2(chunks)
-    _join_chunks[across, len(sizes)](
-        parts, found, len(x), per_group, chunk, chunks, channels, eps, backward, most, width
-    )
-    return found
-
-
-def _apply_to_rows(x: Tensor, dy: Tensor, moments: Tensor, sums: Tensor, affine: tuple, sizes: list[int], back: bool):
-    out, width = torch.empty_like(x), min(64, triton.next_power_of_2(x.shape[1]))
-    grid = (triton.cdiv(max(sizes[0], sizes[-1]), ROWS), triton.cdiv(x.shape[1], width), len(sizes))
-    _apply[grid](x, dy, moments, sums, *affine, out, len(x), sizes[0], x.shape[1], back, ROWS, width)
-    return out
-
-
 class GroupNormalise(torch.autograd.Function):
     """Normalise rows (rows, channels) by groups of `sizes` rows; `moments` gets mean, variance and 1 / deviation."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, moments: Tensor, sizes: list[int], eps: float) -> Tensor:
-        with torch.cuda.device_of(x):
-            _sum_over_groups(x, x, moments, sizes, eps, False)
-            y = _apply_to_rows(x, x, moments, moments, (weight, bias), sizes, False)
+        y = launch_kernels(x, x, moments, moments, (weight, bias), sizes, eps)
         ctx.save_for_backward(x, weight, moments)
         ctx.sizes = sizes
         return y
@@ -163,9 +138,24 @@ class GroupNormalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: Tensor):
         x, weight, moments = ctx.saved_tensors
-        dy = dy.contiguous()
-        with torch.cuda.device_of(x):
-            sums = _sum_over_groups(x, dy, moments, ctx.sizes, 0.0, True)
-            dx = _apply_to_rows(x, dy, moments, sums, (weight, weight), ctx.sizes, True)
+        sums = moments.new_empty(len(moments), 2, x.shape[1])
+        dx = launch_kernels(x, dy.contiguous(), moments, sums, (weight, weight), ctx.sizes)
         of_bias, of_weight = sums.sum(0).to(weight.dtype)
         return dx, of_weight, of_bias, None, None, None
+
+
+def launch_kernels(x: Tensor, dy: Tensor, moments: Tensor, found: Tensor, affine: tuple, sizes: list[int], eps=0.0):
+    """Return the normalised rows, or, where `found` is for sums instead of `moments`, the gradient of the rows."""
+    (rows, channels), groups, per_group, longest = x.shape, len(sizes), sizes[0], max(sizes[0], sizes[-1])
+    width, back = min(64, triton.next_power_of_2(channels)), found is not moments
+    chunk, across = triton.cdiv(triton.cdiv(per_group, CHUNKS), ROWS) * ROWS, triton.cdiv(channels, width)
+    chunks = triton.cdiv(longest, chunk)
+    parts, out = moments.new_empty(groups, chunks, 2, channels), torch.empty_like(x)
+    divided, most = (rows, per_group, chunk, chunks, channels), triton.next_power_of_2(chunks)
+    with torch.cuda.device_of(x):
+        _sum_chunks[chunks, across, groups](x, dy, moments, parts, *divided, back, ROWS, width)
+        _join_chunks[across, groups](parts, found, *divided, eps, back, most, width)
+        _apply[triton.cdiv(longest, ROWS), across, groups](
+            x, dy, moments, found, *affine, out, rows, per_group, channels, back, ROWS, width
+        )
+    return out
