@@ -171,7 +171,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_pos
 Sized = tuple[dict[str, Any], int, int, str]  # config, batch, length, train.compile
 HUGGING: dict[str, Sized] = {
     "Qwen": (QWEN, 8, 1024, "on"),
-    "Gpt2": (GPT2, 16, 512, "off"),
+    "Gpt2": (GPT2, 16, 512, "auto"),
 }
 OWN = {one.__name__: one for one in (TwoWays, Tall, Vgg, Hourglass, Patches, Translator)}
 COMPILED = ("Patches", "Translator")

@@ -23,24 +23,29 @@ IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "
 IN_FP32 |= {"cumsum", "norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 IN_FP32 |= {"kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
 """Functions that move much and that autocast runs in fp32 on CUDA."""
-PASSES = {"layer_norm_backward": 7.0, "norm": 4.0, "upsample": 18.0, "max_pool": 3.5}
+PASSES = {"layer_norm_backward": 7.0, "norm": 4.0, "upsample": 18.0, "max_pool": 6.0}
 """Passes over what an operation with this in its name reads and writes, on an H200 with torch 2.11: moments are made
 first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
-BATCH_NORM_PASSES, BATCH_NORM_CHANNELS, BATCH_NORM_LAST = 4.0, 1000.0, 2.0
+BATCH_NORM_PASSES, BATCH_NORM_CHANNELS, BATCH_NORM_LAST, BATCH_NORM_GROUPED = 4.0, 1000.0, 3.7, 2.2
 """A batch norm has a block of threads per channel, so that few channels take more passes; if they come last, it has
-many."""
+many, and over groups of samples kernels of our own."""
 SUM_PASSES = 6.0  # over what is summed along columns, as gradients of biases are
+CONVOLUTION_BIAS_PASSES, CONVOLUTION_BIAS_SUM_PASSES = 3.3, 3.6  # where a convolution adds one, and over its gradients
+CAT_LAST_PASSES = 2.3  # where channels that are innermost are put side by side
 STRIDED_PASSES = 2.0  # over what is read in another order than it is written in
 DEPTHWISE_PASSES = 14.0  # of a depthwise convolution: it multiplies little, in special kernels
 CONVOLUTION, ATTENTION = 0.75, 0.5  # of the rate of a plain product with the same sides
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
 """Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
-CONVOLUTION_LAST_PASSES = 3.0  # of a convolution whose channels are innermost, beside its product
+CONVOLUTION_PASSES = 0.9  # of a convolution whose channels are innermost, beside its product
+TRANSPOSE_PASSES = 2.35  # where they are not, to put them there and back
+FEW_CHANNELS = 8  # of what a convolution reads: fewer are filled up to these
 CONVOLUTION_KERNELS = 6  # a product, its operands in the order that tensor cores want, and its result put back
 BACKWARD_KERNELS = 3  # of norms and attention
 SORT_KERNELS, SORTED = 25, 3072
 """To sort the rows of a table whose gradients are added up, where a pass looks up more than so many."""
 RECURRENT_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+RECURRENT_WORKSPACE = {4: 6, 3: 10, 1: 4}  # widths of a word in what kernels work in, by the number of gates
 LOOKED_UP = ("embedding", "index_select", "index", "gather")
 
 
@@ -61,8 +66,13 @@ NO_TRAFFIC = KernelTraffic(0.0, 0)
 @contextmanager
 def simulate_cuda(precision: str) -> Iterator[None]:
     """Compute in the types that a CUDA device would use."""
-    with autocast(precision, torch.device("cpu")), _SimulatedCuda(torch.is_autocast_enabled("cpu")):
-        yield
+    before = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = _attend
+    try:
+        with autocast(precision, torch.device("cpu")), _SimulatedCuda(torch.is_autocast_enabled("cpu")):
+            yield
+    finally:
+        F.scaled_dot_product_attention = before
 
 
 class _SimulatedCuda(TorchFunctionMode):
@@ -76,14 +86,12 @@ class _SimulatedCuda(TorchFunctionMode):
             asked = inspect.signature(F.dropout).bind(*args, **kwargs)
             asked.apply_defaults()
             x, p, training, _ = asked.args
-            return torch.native_dropout(x, p, True)[0] if training and 0 < p < 1 else x
+            return _drop(x, p) if training and 0 < p < 1 else x
         if func in (F.rms_norm, torch.rms_norm) and (fused := _fused_norm(*args, **kwargs)) is not None:
             return fused
         gates = RECURRENT_GATES.get(getattr(func, "__name__", ""))
         if gates and (found := _run_recurrent(gates, *args)) is not None:
             return found if func is torch.lstm else found[:2]
-        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
-            args, kwargs = _without_dropout(func, args, kwargs)
         if self.mixed and getattr(func, "__name__", "") in IN_FP32:
             half = (torch.bfloat16, torch.float16)
             args, kwargs = tree_map_only(Tensor, lambda x: x.float() if x.dtype in half else x, (args, kwargs))
@@ -111,13 +119,16 @@ def _run_recurrent(
     per, sides, time = 4 if biased else 2, 2 if both else 1, int(batch_first)
     if len(weights) != per * sides * layers:
         return None
-    last = []
+    last, workspace = [], None
     for layer in range(layers):
         made = []
         for side in range(sides):
             first, second, *biases = weights[per * (sides * layer + side) :][:per]
             given = F.linear(x, first, *biases[:1])
             width = given.shape[-1] // gates
+            if workspace is None:
+                sizes = (*given.shape[:2], sides * RECURRENT_WORKSPACE[gates] * width)
+                workspace = torch.empty(sizes, dtype=given.dtype, device=given.device)
             token = _steps.set(x.shape[time])
             try:
                 given = given + F.linear(given[..., :width], second, *biases[1:])
@@ -136,19 +147,45 @@ def _fused_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float 
     return torch.native_layer_norm(x, list(shape), weight, None, eps or 0.0)[0]
 
 
-def _without_dropout(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Drop nothing: unlike devices, CPUs save the scores of an attention with dropout."""
-    if func is F.scaled_dot_product_attention:
-        return (args[:4], {**kwargs, "dropout_p": 0.0}) if len(args) < 5 else ((*args[:4], 0.0, *args[5:]), kwargs)
-    asked = inspect.signature(func).bind(*args, **kwargs)
-    asked.arguments["dropout_p"] = 0.0
-    return asked.args, asked.kwargs
+def _drop(x: Tensor, p: float) -> Tensor:
+    """Drop as it is done by the keys of samples: what is kept is drawn by a kernel of its own."""
+    dropped: Tensor = torch.ops.aten.native_dropout_backward(x, torch.ones_like(x, dtype=torch.bool), 1 / (1 - p))
+    return dropped
+
+
+_fused_attention = F.scaled_dot_product_attention
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Store the scores where some are dropped: no fused kernel drops by the keys of samples."""
+    if not 0 < dropout_p < 1:
+        given = query, key, value, attn_mask, 0.0, is_causal
+        return _fused_attention(*given, scale=scale, enable_gqa=enable_gqa)
+    if enable_gqa:
+        shared = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(shared, -3), value.repeat_interleave(shared, -3)
+    scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.mT
+    if is_causal or attn_mask is not None:
+        hidden = torch.zeros(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        scores = scores.masked_fill(hidden, 0.0)
+    return _drop(scores.float().softmax(-1).to(value.dtype), dropout_p) @ value
 
 
 def estimate_kernel_efficiency(name: str, args: Any, out: Any) -> float:
     """Estimate the time of a plain product with the same sides over that of a GPU's kernel."""
     if name == "convolution":
-        return CONVOLUTION * _tile_fill(out.shape[1], CHANNELS)
+        given = args[0].shape[1] if args[0].shape[1] == args[1].shape[1] else CHANNELS
+        filled = _tile_fill(given, CHANNELS if given > FEW_CHANNELS else FEW_CHANNELS)
+        return CONVOLUTION * _tile_fill(out.shape[1], CHANNELS) * filled
     if "attention" not in name:
         return 1.0
     length, span, width = args[0].shape[-2], args[1].shape[-2], args[0].shape[-1]
@@ -159,10 +196,12 @@ def _tile_fill(side: int, tile: int) -> float:
     return side / (math.ceil(side / tile) * tile)
 
 
-def estimate_traffic(name: str, args: Any, out: Any, more: float = 1.0, last: bool = False) -> KernelTraffic:
+def estimate_traffic(
+    name: str, args: Any, out: Any, more: float = 1.0, last: bool = False, grouped: bool = False
+) -> KernelTraffic:
     """Estimate what an aten operation moves beside its arithmetic; the run has `more` times the samples.
 
-    `last`: the channels of images are innermost.
+    `last`: the channels of images are innermost. `grouped`: batch norms are over groups of samples.
     """
     backward = "backward" in name
     if name.startswith("convolution"):
@@ -180,8 +219,11 @@ def estimate_traffic(name: str, args: Any, out: Any, more: float = 1.0, last: bo
         return KernelTraffic(SUM_PASSES * total)
     if "batch_norm" in name and args[0].dim() > 2:
         passes = max(BATCH_NORM_PASSES, BATCH_NORM_CHANNELS / args[0].shape[1])
-        passes = BATCH_NORM_LAST if last and args[0].dim() == 4 else passes
+        if last and args[0].dim() == 4:
+            passes = BATCH_NORM_GROUPED if grouped else BATCH_NORM_LAST
         return KernelTraffic(passes * total, BACKWARD_KERNELS if backward else 1)
+    if name == "cat" and last and isinstance(out, Tensor) and out.dim() == 4:
+        return KernelTraffic(CAT_LAST_PASSES * total)
     word = next((word for word in PASSES if word in name), "")
     if word == "upsample" and not backward:
         word = ""  # as fast as any
@@ -194,14 +236,25 @@ def _convolution_traffic(args: Any, out: Any, last: bool) -> KernelTraffic:
     """Count transposes too: images are stored channels first unless `last`, and products want channels last."""
     back = not isinstance(out, Tensor)
     pair, weight = (args[:2], args[2]) if back else ((args[0], out), args[1])
-    products, summed = (args[-1][0] + args[-1][1], args[-1][2]) if back else (1, False)
-    passes, kernels = 2 * STRIDED_PASSES, CONVOLUTION_KERNELS
+    products, biased = (args[-1][0] + args[-1][1], args[-1][2]) if back else (1, args[2] is not None)
+    passes, kernels = CONVOLUTION_PASSES + TRANSPOSE_PASSES, CONVOLUTION_KERNELS
     if weight.dim() > 3 and weight.shape[1] == 1 < weight.shape[0]:
         passes = DEPTHWISE_PASSES
     elif last and weight.dim() == 4:
-        passes, kernels = CONVOLUTION_LAST_PASSES, 2
-    sums = SUM_PASSES * _tensor_bytes(args[0]) if summed else 0.0
-    return KernelTraffic(passes * products * _tensor_bytes(pair) + sums, kernels * products + summed)
+        passes, kernels = CONVOLUTION_PASSES, 2
+    bias = (
+        CONVOLUTION_BIAS_SUM_PASSES * _tensor_bytes(args[0])
+        if back
+        else 2 * CONVOLUTION_BIAS_PASSES * _tensor_bytes(out)
+    )
+    return KernelTraffic(passes * products * _tensor_bytes(pair) + biased * bias, kernels * products + biased)
+
+
+def count_transposed(name: str, args: Any, out: Any) -> float:
+    """Count the elements that go in and out of a convolution over sequences, which a compiler leaves channels first."""
+    if name != "convolution" or args[1].dim() != 3:
+        return 0.0
+    return TRANSPOSE_PASSES * float(args[0].numel() + out.numel())
 
 
 def _tensor_bytes(tensors: Any) -> float:

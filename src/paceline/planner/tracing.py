@@ -23,7 +23,7 @@ from paceline.config.registry import describe_error
 from paceline.data.samples import as_samples, load_training_samples, samples_of, traits_of
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
-from paceline.layout import Layout, layout_of
+from paceline.layout import MAX_GROUP, Layout, layout_of
 from paceline.nn.keras_backend import has_keras
 from paceline.nn.op_counter import (
     PRODUCTS,
@@ -41,6 +41,7 @@ from paceline.planner.eager_kernels import (
     KernelTraffic,
     LiveBytes,
     count_steps,
+    count_transposed,
     estimate_kernel_efficiency,
     estimate_traffic,
     find_peak_growth,
@@ -70,16 +71,18 @@ class RegionWork:
     saved: float = 0.0
     given: float = 0.0
     """What layers are called with: all that is kept of a layer whose activations are computed again."""
+    transposed: float = 0.0
+    """Moved besides, where a compiler leaves the channels of sequences outermost."""
     kernels: int = 0
     traffic: dict[str, KernelTraffic] = field(default_factory=lambda: defaultdict(lambda: NO_TRAFFIC))
     """As a GPU's own kernels move it: forward and backward, and with `_last` if channels of images are innermost."""
 
 
 class _RegionCounter(OperationCounter):
-    def __init__(self, more: float) -> None:
-        """A pass of the run has `more` times the samples."""
+    def __init__(self, more: float, grouped: bool) -> None:
+        """A pass of the run has `more` times the samples, and batch norms over several groups of them or over all."""
         super().__init__()
-        self.more = more
+        self.more, self.grouped = more, grouped
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
         self.in_backward = False
@@ -99,11 +102,12 @@ class _RegionCounter(OperationCounter):
         seen = self.seen[self.region]
         way = "backward" if self.in_backward else "forward"
         for form in ("", "_last"):
-            seen.traffic[way + form] += estimate_traffic(name, args, out, self.more, last=bool(form))
+            seen.traffic[way + form] += estimate_traffic(name, args, out, self.more, bool(form), self.grouped)
         if self.in_backward or name == "_to_copy":  # most are those of autocast
             return
         seen.kernels += 1
         seen.moved += count_moved_elements(name, args, out)
+        seen.transposed += count_transposed(name, args, out)
         if is_product(name):
             share = estimate_kernel_efficiency(name, args, out)
             steps = count_steps()
@@ -177,6 +181,8 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
         unit=workload.unit or "samples",
         units_per_sample=mean if workload.unit else 1.0,
         sample_bytes=float(sample_bytes) * outline.times,
+        probed=True,
+        resident=hasattr(data, "resident"),
         held_out=outline.held_out,
         evaluation_chunk=workload.evaluation_chunk,
         splits=splits,
@@ -241,7 +247,7 @@ def _list_trace_modes(workload: Workload, batches: Sequence[Any]) -> Iterator[tu
 def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, spec: RunSpec) -> _RegionCounter:
     """Trace a pass forward and backward; what autograd saves is counted once per storage, without the weights."""
     samples = len(tree_leaves(batch)[0])
-    counter = _RegionCounter((spec.parallel.micro_batch or spec.train.global_batch) / samples)
+    counter = _RegionCounter((spec.parallel.micro_batch or spec.train.global_batch) / samples, _groups(spec))
     trained = [p for p in model.parameters() if p.requires_grad]
     own = {id(p) for p in model.parameters()}
     kept: set[int] = set()
@@ -269,6 +275,12 @@ def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, sp
             torch.autograd.grad(total, trained, allow_unused=True)
     counter.split_backward_by_region()
     return counter
+
+
+def _groups(spec: RunSpec) -> bool:
+    """Whether a pass holds several groups of batch norm, as far as a run file without a layout shows."""
+    wanted, samples = spec.train.batchnorm_group, spec.parallel.micro_batch or spec.train.global_batch
+    return wanted not in ("as_is", "sync") and samples > (wanted if isinstance(wanted, int) else MAX_GROUP)
 
 
 def _build_blocks(
@@ -323,6 +335,7 @@ def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], 
         saved_split_elements=0.0,
         saved_whole_elements=saved,
         edge_elements=growth.each(small.given, large.given) / repeat or saved,
+        transposed_elements=growth.each(small.transposed, large.transposed) / repeat,
         kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
         eager=_build_traffic(repeat, small, large, growth),
         channels_last=_build_traffic(repeat, small, large, growth, "_last"),

@@ -40,7 +40,8 @@ MOMENTS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd": 1, "lars": 1, "muon": 1}  # 
 STATE_BLOCK = 256  # values of an 8-bit state that share one scale in fp32
 DTYPE_NAMES = {"fp32": "fp32", "tf32": "tf32", "fp64": "fp64", "bf16": "amp_bf16", "fp16": "amp_fp16", "fp8": "amp_fp8"}
 WORKSPACE_BYTES, THREADS = float(32 << 20), 2
-"""Of cuBLAS, for each thread that uses it: one runs the forward pass, one the backward pass."""
+"""Of cuBLAS, for each thread that uses it: one runs the forward pass, one the backward pass. A step that is recorded
+runs on a stream of its own, which has them too if passes were made before."""
 UNKNOWN_SAMPLES = "the number of samples is not known, so no hours; give it with  --samples N"
 LAYER_BY_LAYER = "what is gathered is priced layer by layer, as with parallel.wrap=layers"
 GROWS = "smaller batches at the start take as long per sample as the largest; steps are counted as if all were"
@@ -94,12 +95,16 @@ class TrainingCostModel(CostModel):
 
     blocks: tuple[BlockShape, ...]  # of a sample of mean length
     chunked_head: BlockShape | None = None  # replaces the last of them on a device that computes the loss in chunks
+    packed_blocks: tuple[BlockShape, ...] | None = None  # of a recorded step, whose texts lie end to end
+    packed_lengths: LengthStats = field(default_factory=LengthStats)
     train: Train
     traits: Traits = field(default_factory=Traits)
     reduction: Reduction = field(default_factory=Reduction)
     splits: SplitOptions = field(default_factory=SplitOptions)
     lengths: LengthStats = field(default_factory=LengthStats)
     sample_bytes: float = 0.0  # read from storage or host memory for each sample
+    probed: bool = False  # passes are made before the run, on another stream than a recorded step
+    resident: bool = False  # all samples stay on the device of a recorded step, if it is long enough and has room
     held_out: int | None = None
     evaluation_chunk: int = 256
     narrow_gathers: bool = False
@@ -309,12 +314,17 @@ class TrainingCostModel(CostModel):
         if key in self._cache:
             return cast(TrainingMemory, self._cache[key])
         placement = self.placement(layout, device)
-        fullest, blocks = self.lengths.fullest_batch_ratio(placement.micro_batch), self._blocks_on(device)
+        packed = self._packs(placement.runtime)
+        lengths, blocks = self.packed_lengths if packed else self.lengths, self._blocks_on(device, placement.runtime)
+        fullest = lengths.fullest_batch_ratio(placement.micro_batch)
         filled = placement if fullest == 1 else replace(placement, micro_batch=placement.micro_batch * fullest)
         found = estimate_memory(blocks, filled, self.numbers, where.physics)
         buffers = found.buffers_bytes if self.flat_buckets else 0.0
         if not device.synchronous:
-            buffers += THREADS * WORKSPACE_BYTES
+            recorded = placement.runtime.one_graph
+            buffers += (
+                THREADS * WORKSPACE_BYTES * (2 if recorded and self.probed else 1) + self._resident_bytes() * recorded
+            )
         if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
             buffers += found.weights_bytes / placement.shards
         found = replace(found, buffers_bytes=buffers)
@@ -326,6 +336,11 @@ class TrainingCostModel(CostModel):
             casts = max(0.0, found.casts_bytes - held * layer.cast_params * numbers.element_bytes)
             found = replace(found, weights_bytes=found.weights_bytes - less, casts_bytes=casts)
         return cast(TrainingMemory, self._cache.setdefault(key, found))
+
+    def _resident_bytes(self) -> float:
+        samples = self.samples or 0
+        seen = self.steps is None or self.steps * self.global_batch >= samples
+        return samples * self.sample_bytes if self.resident and seen else 0.0
 
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout:
         pricer = self._step_pricer(layout, where)
@@ -346,7 +361,7 @@ class TrainingCostModel(CostModel):
 
     def _step_pricer(self, layout: Layout, where: PricedCluster) -> StepPricer:
         placement = self.placement(layout, where.cluster.device)
-        blocks = self._add_length_launches(placement.micro_batch, where.cluster.device)
+        blocks = self._add_length_launches(placement, where.cluster.device)
         uneven = self.lengths.dealt_deviation(placement.micro_batch)
         return StepPricer(blocks, placement, where.cluster, self.numbers, where.physics, uneven)
 
@@ -354,18 +369,26 @@ class TrainingCostModel(CostModel):
         played = simulate_step(self._step_pricer(price.layout, price.where))
         return replace(played, step_s=played.step_s + price.time.data_s)
 
-    def _blocks_on(self, device: Device) -> tuple[BlockShape, ...]:
+    def _packs(self, runtime: Runtime) -> bool:
+        return self.packed_blocks is not None and bool(runtime.recorded)
+
+    def _blocks_on(self, device: Device, runtime: Runtime) -> tuple[BlockShape, ...]:
+        if self.packed_blocks is not None and self._packs(runtime):
+            return self.packed_blocks
         chunked = self.chunked_head is not None and not device.synchronous and self.train.compile != "off"
         return (*self.blocks[:-1], cast(BlockShape, self.chunked_head)) if chunked else self.blocks
 
-    def _add_length_launches(self, micro_batch: float, device: Device) -> tuple[BlockShape, ...]:
+    def _add_length_launches(self, placement: Placement, device: Device) -> tuple[BlockShape, ...]:
         """Add the kernels that a batch with samples of different lengths launches."""
         half_on_gpu = self.numbers.element_bytes == 2 and not device.synchronous
         if self.lengths.distinct <= 1 or half_on_gpu:
-            return self._blocks_on(device)
-        distinct = self.lengths.distinct * (1 - (1 - 1 / self.lengths.distinct) ** micro_batch)
+            return self._blocks_on(device, placement.runtime)
+        distinct = self.lengths.distinct * (1 - (1 - 1 / self.lengths.distinct) ** placement.micro_batch)
         more = LAUNCHES_PER_OPERATION * OPERATIONS_PER_LENGTH * max(0.0, distinct - 1)
-        return tuple(replace(b, kernels=b.kernels + more) if b.attention else b for b in self._blocks_on(device))
+        return tuple(
+            replace(b, kernels=b.kernels + more) if b.attention else b
+            for b in self._blocks_on(device, placement.runtime)
+        )
 
     def with_precision(self, precision: str) -> Self:
         """Return the same training with products in another type."""

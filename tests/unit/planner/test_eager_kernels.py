@@ -11,19 +11,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.nn.op_counter import PRODUCTS, OperationCounter
 from paceline.planner.eager_kernels import (
+    BATCH_NORM_GROUPED,
+    BATCH_NORM_LAST,
     BATCH_NORM_PASSES,
+    CONVOLUTION_BIAS_PASSES,
+    CONVOLUTION_PASSES,
     DEPTHWISE_PASSES,
     PASSES,
     SORT_KERNELS,
     STRIDED_PASSES,
     SUM_PASSES,
+    TRANSPOSE_PASSES,
     LiveBytes,
     count_steps,
+    count_transposed,
     estimate_traffic,
     find_peak_growth,
     simulate_cuda,
 )
 from paceline.planner.tracing import MAX_SECONDS, OpBudget, OverBudget
+
+FUSED = F.scaled_dot_product_attention
 
 
 class Noted(OperationCounter):
@@ -67,7 +75,7 @@ def test_images_are_turned_for_a_product_and_channels_by_themselves_are_slow():
     image, weight, single = (2, 16, 8, 8), (16, 16, 3, 3), (16, 1, 3, 3)
     pair = 2 * 4 * 2 * 16 * 8 * 8
     counter, _ = noted(lambda x, w: F.conv2d(x, w, padding=1), image, weight)
-    assert counter.noted["convolution"][0].bytes == 2 * STRIDED_PASSES * pair
+    assert counter.noted["convolution"][0].bytes == pytest.approx((CONVOLUTION_PASSES + TRANSPOSE_PASSES) * pair)
     counter, _ = noted(lambda x, w: F.conv2d(x, w, padding=1, groups=16), image, single)
     assert counter.noted["convolution"][0].bytes == DEPTHWISE_PASSES * pair
 
@@ -105,6 +113,35 @@ def test_channels_last_spares_convolutions_their_transposes():
         return sum(traffic.bytes for several in counter.noted.values() for traffic in several)
 
     assert 3 * total(last=True) < total(last=False)
+
+
+def test_a_convolution_adds_its_bias_by_itself_and_turns_sequences():
+    image, weight, bias = (2, 16, 8, 8), (16, 16, 3, 3), (16,)
+    once = 4 * 2 * 16 * 8 * 8
+    counter, _ = noted(lambda x, w, b: F.conv2d(x, w, b, padding=1), image, weight, bias, last=True)
+    passes = 2 * CONVOLUTION_PASSES + 2 * CONVOLUTION_BIAS_PASSES
+    assert counter.noted["convolution"][0].bytes == pytest.approx(passes * once)
+    line, out = torch.ones(2, 16, 8), torch.ones(2, 4, 8)
+    assert count_transposed("convolution", (line, torch.ones(4, 16, 1)), out) == TRANSPOSE_PASSES * 2 * 8 * (16 + 4)
+    assert not count_transposed("convolution", (torch.ones(image), torch.ones(weight)), torch.ones(image))
+
+
+@pytest.mark.parametrize(("grouped", "passes"), [(False, BATCH_NORM_LAST), (True, BATCH_NORM_GROUPED)])
+def test_batch_norms_with_channels_innermost(grouped, passes):
+    x = torch.ones(4, 100, 6, 6)
+    found = estimate_traffic("native_batch_norm", (x,), x, last=True, grouped=grouped)
+    assert found.bytes == pytest.approx(passes * 2 * x.nbytes)
+
+
+def test_scores_are_stored_where_some_are_dropped():
+    layer = nn.MultiheadAttention(32, 2, dropout=0.1, batch_first=True)
+    x, saved = torch.ones(2, 64, 32), []
+    with simulate_cuda("bf16"), torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        out = layer(x, x, x, need_weights=False)[0]
+    scores = [t for t in saved if t.shape[-2:] == (64, 64)]
+    assert {t.dtype for t in scores} >= {torch.float32, torch.bool, torch.bfloat16}
+    assert out.shape == x.shape
+    assert F.scaled_dot_product_attention is FUSED
 
 
 @pytest.mark.parametrize(("kind", "gates", "sides"), [("LSTM", 4, 1), ("GRU", 3, 2), ("RNN", 1, 1)])
@@ -148,11 +185,12 @@ def test_types_are_those_of_a_device():
     assert len(counter.noted["native_layer_norm"]) == 2  # the other norm is one kernel too
 
 
-def test_nothing_is_dropped_in_several_kernels():
+def test_what_is_kept_is_drawn_by_itself():
     counter, _ = noted(lambda x: F.dropout(x, 0.1, training=True), (4, 32))
-    assert list(counter.noted) == ["native_dropout"]
-    counter, _ = noted(lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.1), (2, 2, 16, 8))
-    assert not any("softmax" in name for name in counter.noted)
+    assert list(counter.noted) == ["ones_like", "native_dropout_backward"]
+    for p, stored in ((0.1, True), (0.0, False)):
+        counter, _ = noted(lambda x, p=p: F.scaled_dot_product_attention(x, x, x, None, p), (2, 2, 16, 8))
+        assert any("softmax" in name for name in counter.noted) is stored
 
 
 def test_what_is_alive_when_most_is_grows_with_the_samples():

@@ -29,10 +29,13 @@ kernels are fused by hand, the one before casts with the range of earlier steps,
 UPDATE_TAIL_S = 60e-6
 """Of an update, for weights that decay and for others together: the last pieces keep few multiprocessors busy."""
 UNPACK, COMPILED_UNPACK = 10.5, 2.5  # bytes read and written to unpack a weight in 4 bits to 16
-PLAIN_BANDWIDTH = 0.86
-"""Of the data sheet's, by an element-wise kernel over large tensors, where all that kernels move was counted."""
-PLAIN_SCORE_PASSES = 6.0
-"""Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read."""
+PLAIN_BANDWIDTH, FUSED_BANDWIDTH = 0.86, 0.78
+"""Of the data sheet's, by an element-wise kernel over large tensors, where all that kernels move was counted; by one
+that a compiler fused."""
+RECURRENT_STEP = 1.33  # kernels of a step of a recurrent layer, one after the other: others run beside them
+PLAIN_SCORE_PASSES, DROPPED_SCORE_PASSES = 6.0, 14.5
+"""Reads and writes of the scores in an attention that stores them: written, masked and normalised, dropped, read; and
+where each is a kernel of its own, with casts between them."""
 COMPILED_LAUNCHES = 0.4
 """Of the host's time for a layer of eager kernels, where each layer is compiled: guards, and fewer kernels."""
 
@@ -127,7 +130,8 @@ class Roofline:
             products = 4.0 * attention.head_width * scores / (rate * efficiency)
             return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
         products = attention.flops * share / rate
-        moved = PLAIN_SCORE_PASSES * attention.score_elements * share * self.numbers.element_bytes
+        passes = DROPPED_SCORE_PASSES if attention.dropped and not device.synchronous else PLAIN_SCORE_PASSES
+        moved = passes * attention.score_elements * share * self.numbers.element_bytes
         scores = moved / self.bandwidth
         return products + scores, 2 * (products + scores)
 
@@ -172,6 +176,9 @@ class Roofline:
         cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
         passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
         moved = passes * block.moved_elements
+        if block.eager is not None and runtime.compiled and not self.device.synchronous:
+            bandwidth = self.device.bandwidth_bytes_s * max(FUSED_BANDWIDTH, physics.bandwidth_efficiency)
+            moved += block.transposed_elements
         if runtime.fused_loss and block.name == "head":
             moved = LOSS_PASSES * block.saved_split_elements
         elementwise = moved * samples * numbers.element_bytes / cut / bandwidth
@@ -192,7 +199,9 @@ class Roofline:
             if block.name == "head":  # vocabularies are padded
                 outer = math.ceil(outer / 64) * 64
             if m.steps > 1 and not self.device.synchronous:  # the gradient of the weight is one product
-                step_s = self.physics.kernel_s + self._arithmetic_s(m.rows * samples / m.steps, inner, outer)
+                step_s = RECURRENT_STEP * self.physics.kernel_s + self._arithmetic_s(
+                    m.rows * samples / m.steps, inner, outer
+                )
                 total += (2 * m.steps * step_s + self.matmul_s(m.rows * samples, inner, outer)) / 3
             elif m.useful < 1 and not self.device.synchronous:  # its operands are not in memory as a product reads
                 total += self._arithmetic_s(m.rows * samples, inner, outer) / m.useful

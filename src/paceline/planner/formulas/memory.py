@@ -10,7 +10,6 @@ from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import CHUNK_TOKENS, BlockShape, find_repeated_block
 
 UNPACKED = 2  # copies of a matrix that was in 4 bits: its levels, and these times their scales
-SCORE_COPIES = 2.5  # stored scores: normalised, dropped, and the mask that dropped them in half an element
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def _saved_elements(layer: BlockShape, placement: Placement) -> float:
         gathered = layer.attention.key_elements * (placement.context - 1) if layer.attention else 0.0
         return saved + gathered / t  # the keys and values of other ranks are kept too
     if not layer.attention.fused:
-        return saved - SCORE_COPIES * layer.attention.score_elements / t
+        return saved - layer.attention.copies * layer.attention.score_elements / t
     # the attention output and every second product are kept
     products = sum(m.rows * m.outer / (t if m.split == "outer" else cut) for m in layer.matmuls)
     return layer.edge_elements / cut + layer.edge_elements / t + products / 2

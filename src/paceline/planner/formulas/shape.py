@@ -64,6 +64,7 @@ class AttentionShape:
     """One kernel that never stores the scores; otherwise scores are written, masked, normalised and read."""
     packed: bool = False
     masked: bool = False  # by padding, which an older kernel reads for each score
+    dropped: bool = False  # by the keys of samples, in kernels of their own
 
     @property
     def flops(self) -> float:
@@ -72,6 +73,14 @@ class AttentionShape:
     @property
     def score_elements(self) -> float:
         return float(self.heads) * self.length * self.span
+
+    @property
+    def copies(self) -> float:
+        """Return how often the scores are kept, unless a kernel is fused: normalised, dropped, and what dropped them.
+
+        In 16 bits they are normalised in 32, and kept again before they are dropped by key.
+        """
+        return 4.5 if self.dropped else 2.5
 
     @property
     def key_elements(self) -> float:
@@ -122,6 +131,8 @@ class BlockShape:
     routed_elements: float = 0.0  # of one sample, sent to the experts of its tokens
     eager: EagerTraffic | None = None  # if it was counted; else it follows from `moved_elements`
     channels_last: EagerTraffic | None = None  # the same with the channels of images innermost
+    transposed_elements: float = 0.0
+    """Of one sample, read and written to reorder sequences for convolutions, also where a compiler fuses the rest."""
 
     @property
     def trained_params(self) -> float:
@@ -209,7 +220,7 @@ class ModelShape:
         # two norms (2h each), rotary or bias on q k v, two residual sums (3h each), the activation (in and out)
         moved = s * (4.0 * h + (q + kv) + 6.0 * h + (ups + 1.0) * f)
         # q k v, attention output, activation in and out | two norms in and out, two dropout masks (half an element)
-        scores = 0.0 if self.fused_attention else 2.5 * attention.score_elements
+        scores = 0.0 if self.fused_attention else attention.copies * attention.score_elements
         split = s * (q + 2 * kv + q + (ups + 1.0) * f) + scores
         whole = s * (4.0 * h + 1.0 * h)
         kernels = (40 if self.fused_attention else 50) + (LAUNCHES_PER_OPERATION * RELATIVE if self.memory_len else 0)

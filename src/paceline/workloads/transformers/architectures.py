@@ -221,6 +221,7 @@ def _distilbert(c: Values) -> TransformerSizes:
     return _bert(same, types=False, names=("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"))
 
 
+BERTS = ("bert", "roberta", "xlm-roberta", "camembert")
 CAUSAL = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite"}
 CAUSAL |= {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt2", "gpt_neox"}
 """Architectures whose tokens meet in causal attention alone, and that take their places from the caller."""
@@ -238,6 +239,11 @@ DEFAULTS: dict[str, dict[str, int]] = {
     "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256},
 }
 """What the library takes for a key that a file leaves out."""
+DEFAULT_DROPOUTS = {
+    "gpt2": {"attn_pdrop": 0.1, "resid_pdrop": 0.1},
+    **{kind: {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1} for kind in BERTS},
+    "distilbert": {"attention_dropout": 0.1, "dropout": 0.1},
+}
 READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "llama": lambda c: _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias"))),
     "mistral": _read_llama,
@@ -259,9 +265,6 @@ READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "olmoe": _olmoe,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
-    "bert": _bert,
-    "roberta": _bert,
-    "xlm-roberta": _bert,
-    "camembert": _bert,
+    **dict.fromkeys(BERTS, _bert),
     "distilbert": _distilbert,
 }

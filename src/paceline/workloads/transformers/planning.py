@@ -4,6 +4,7 @@ An architecture without a formula here is counted on a model of the library on t
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +17,25 @@ from paceline.errors import UserError
 from paceline.planner.candidates import SplitOptions
 from paceline.planner.formulas import shape
 from paceline.planner.formulas.shape import BlockShape
-from paceline.planner.model_inputs import TextStatistics, apply_frozen_groups, assume_mean_length
+from paceline.planner.model_inputs import USUAL_DEVIATION, TextStatistics, apply_frozen_groups, assume_mean_length
 from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
 from paceline.workloads.transformers import ENTRY, model_files
-from paceline.workloads.transformers.architectures import CAUSAL, TransformerSizes, sizes_of
+from paceline.workloads.transformers.architectures import CAUSAL, DEFAULT_DROPOUTS, TransformerSizes, sizes_of
 from paceline.workloads.transformers.chat import PACKABLE, ChatCorpus, pack_lengths
 from paceline.workloads.transformers.model_files import ConfigFile, read_config
 from paceline.workloads.transformers.sections import LENGTH_STEP, TASKS
 
 ASSUMED_CLASSES = 2
 COUNTED = "{} has no formula here: its parameters are counted, its work is that of a plain transformer of its width"
-GELU_STEPS = 40, 5  # passes over the features in both directions, and copies kept, of a GELU of seven kernels
+GELU_STEPS = 82, 6  # passes over the features in both directions, and copies kept, of a GELU of seven kernels
 ADAPTER_OPERATIONS, ADAPTER_PASSES = 4, 4 / 3
 """Beside a layer; and over what goes in and comes out, which thin products read and write again."""
+BIASED_PASSES = 100
+"""Over the width, where layers have biases and norms with a mean: to sum gradients over tokens, and to cast in and out
+of fp32."""
+ATTENTION_DROPOUTS = ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout")
+DROPPED_WIDTHS = 3.0, 7.0  # kept and moved in a layer that drops what it adds, twice
+PACKED_FILL = 192  # tokens that fill up a row of texts, on average
 IN_FP32 = 6.0  # widths that two norms keep, as 16-bit elements: what goes in stays in fp32, and nothing is dropped
 
 
@@ -47,17 +54,22 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
         )
     if spec.origin("train.precision") == str(model.config):
         assumptions.append(f"{spec.train.precision}, as the config says; change it with  train.precision=fp32")
-    drops = model.dropout and model_files.find_dropouts(file.values)
+    drops = (
+        model_files.find_dropouts({**DEFAULT_DROPOUTS.get(file.model_type, {}), **file.values}) if model.dropout else {}
+    )
     divided = model.task == "causal_lm" and file.model_type in CAUSAL and not drops
     if model.lora_rank and spec.train.precision in ("bf16", "fp8") and not file.bf16:
         assumptions.append('frozen weights in fp32, as the config does not say  "dtype": "bfloat16"')
     in_bf16 = spec.train.precision in ("bf16", "fp8") and spec.parallel.engine == "torch"
     length = facts.estimate_padded_length(spec.train.global_batch, LENGTH_STEP)
-    blocks = apply_frozen_groups(
-        _build_blocks(sizes, length, facts, spec, file.bf16 and in_bf16),
-        spec.train.groups,
-        lambda: _build_model(file, model.task, facts.classes),
-    )
+
+    def build(length: int, packed: bool = False) -> tuple[BlockShape, ...]:
+        found = _build_blocks(sizes, length, facts, spec, file.bf16 and in_bf16, drops, packed)
+        return apply_frozen_groups(found, spec.train.groups, lambda: _build_model(file, model.task, facts.classes))
+
+    blocks, packed = build(length), None
+    if model.task == "sequence_classification" and in_bf16 and not drops:
+        packed = build(math.ceil(facts.mean + PACKED_FILL / spec.train.global_batch), packed=True)
     chunked = None
     if not facts.classes:
         chunked = shape.chunk_loss(blocks[-1], length, sizes.vocab, sizes.width, trained=not model.lora_rank)
@@ -78,6 +90,9 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
         units_per_sample=facts.mean,
         sample_bytes=16.0 * facts.mean,
         lengths=LengthStats(facts.longest / length),
+        probed=True,
+        packed_blocks=packed,
+        packed_lengths=replace(facts.lengths, varies=facts.lengths.varies or USUAL_DEVIATION),
         held_out=facts.held_out,
         narrow_gathers=in_bf16,
         assumptions=tuple(assumptions),
@@ -127,9 +142,18 @@ def _count_patches(file: ConfigFile) -> int:
 
 
 def _build_blocks(
-    sizes: TransformerSizes, length: int, facts: TextStatistics, spec: RunSpec, keeps_bf16: bool
+    sizes: TransformerSizes,
+    length: int,
+    facts: TextStatistics,
+    spec: RunSpec,
+    keeps_bf16: bool,
+    drops: Mapping[str, float],
+    packed: bool = False,
 ) -> tuple[BlockShape, ...]:
-    """Build embedding, layer and head. With adapters, all but these and a head over classes is frozen."""
+    """Build embedding, layer and head. With adapters, all but these and a head over classes is frozen.
+
+    `packed`: texts lie end to end.
+    """
     model: Any = spec.model
     classes = facts.classes
     sides = (sizes.layers, sizes.width, sizes.heads, length, sizes.vocab, sizes.ffn, sizes.kv_heads)
@@ -142,20 +166,24 @@ def _build_blocks(
         classes=classes,
         head_width=sizes.head_width,
     ).blocks
+    half = dtype_sizes_of(spec.train).element_bytes == 2
+    if half and any(name in drops for name in ATTENTION_DROPOUTS):
+        layer = _drop_scores(layer)
     if sizes.active:
         layer = shape.add_experts(layer, sizes.active, sizes.ffn, sizes.shared_ffn, length)
-    rotary = not sizes.learned_positions
+    rotary, biased = not sizes.learned_positions, not sizes.gated
     turned = sizes.head_width * (sizes.heads + sizes.kv_heads)
     adapters = sizes.adapters(model.lora_rank, model.lora_targets) if model.lora_rank else 0
     adapted = [sides for name, *sides in sizes.linear if adapters and name in (model.lora_targets or (name,))]
     operations = shape.ROTARY_OPERATIONS * 2 / 3 * rotary + ADAPTER_OPERATIONS * len(adapted)
-    attention = layer.attention and replace(layer.attention, masked=facts.longest > facts.mean)
-    half = dtype_sizes_of(spec.train).element_bytes == 2
+    attention = layer.attention and replace(
+        layer.attention, masked=not packed and facts.longest > facts.mean, packed=packed
+    )
     frozen = bool(model.lora_rank)
     halved = frozen and keeps_bf16
     linear = [inner * outer for _, inner, outer in sizes.linear]
-    packed = [side * outer for _, side, outer in sizes.linear if not side % shape.PACKED_BLOCK]
-    packed *= model.quantize != "none"
+    narrow = [side * outer for _, side, outer in sizes.linear if not side % shape.PACKED_BLOCK]
+    narrow *= model.quantize != "none"
     head_frozen = frozen and not classes
     gate_passes, gate_kept = GELU_STEPS if sizes.stepwise_gelu else (shape.GATE_PASSES * sizes.gated, sizes.gated)
     return (
@@ -170,15 +198,17 @@ def _build_blocks(
             params=sizes.layer + adapters,
             expert_params=float(sizes.experts * 3 * sizes.width * sizes.ffn),
             frozen_params=sizes.layer * frozen,
-            half_params=(sum(linear) - sum(packed)) * halved,
-            packed_params=float(sum(packed)),
-            unpacked_params=float(max(packed, default=0)),
+            half_params=(sum(linear) - sum(narrow)) * halved,
+            packed_params=float(sum(narrow)),
+            unpacked_params=float(max(narrow, default=0)),
             attention=attention,
-            moved_elements=layer.moved_elements + ADAPTER_PASSES * length * sum(map(sum, adapted)),
-            saved_whole_elements=(IN_FP32 if half else 4.0) * length * sizes.width,
-            eager_elements=length * (shape.ROTARY_PASSES * turned * rotary + gate_passes * sizes.ffn),
+            moved_elements=layer.moved_elements
+            + length * (ADAPTER_PASSES * sum(map(sum, adapted)) + DROPPED_WIDTHS[1] * sizes.width * bool(drops)),
+            saved_whole_elements=((IN_FP32 if half else 4.0) + DROPPED_WIDTHS[0] * bool(drops)) * length * sizes.width,
+            eager_elements=length
+            * (shape.ROTARY_PASSES * turned * rotary + gate_passes * sizes.ffn + BIASED_PASSES * sizes.width * biased),
             eager_saved_elements=length
-            * (shape.UNFUSED_NORMS * sizes.width + gate_kept * sizes.ffn * max(1, sizes.active)),
+            * (shape.UNFUSED_NORMS * sizes.width * (not biased) + gate_kept * sizes.ffn * max(1, sizes.active)),
             kernels=layer.kernels + shape.LAUNCHES_PER_OPERATION * operations,
         ),
         replace(
@@ -188,6 +218,14 @@ def _build_blocks(
             half_params=sizes.vocab * sizes.width * (halved and head_frozen and not sizes.tied),
         ),
     )
+
+
+def _drop_scores(layer: BlockShape) -> BlockShape:
+    """Store the scores of a layer: no fused kernel drops by the keys of samples."""
+    assert layer.attention is not None
+    attention = replace(layer.attention, fused=False, dropped=True)
+    scores = attention.copies * attention.score_elements
+    return replace(layer, attention=attention, saved_split_elements=layer.saved_split_elements + scores)
 
 
 def _build_model(file: ConfigFile, task: str, classes: int) -> Any:
