@@ -79,8 +79,8 @@ def came_later(row):
 
 def test_memory(bench, whole):
     line = overall(bench.judge(whole.where(lambda row: not came_later(row)), lambda _: GPU_PHYSICS), "memory")
-    assert line.mean < 0.09
-    assert line.mean < 0.25 * line.rival
+    assert line.mean < 0.065
+    assert line.mean < 0.15 * line.rival
 
 
 def test_memory_of_rows_that_came_later(bench, whole):

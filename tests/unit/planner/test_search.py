@@ -207,6 +207,7 @@ def test_nine_in_ten_rows_that_were_left_out_lie_inside(quantity):
     widest = bands[quantity, UNKNOWN]
     for (of, _), band in bands.items():
         assert band.low < 1 < band.high
+        assert band.rows < 10 or band.coverage >= 0.9
         assert of != quantity or widest.low <= band.low < band.high <= widest.high
 
 
