@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from paceline.errors import UserError, join_names
+from paceline.errors import Code, UserError, join_names
 from paceline.layout import Layout
 from paceline.nn.experts import find_experts
 from paceline.nn.keyed_dropout import PASS, SITE, TORCHS
@@ -44,9 +44,7 @@ class InferredRules:
         """Divide what rules name, and let the layers that hold it compute on DTensors."""
         if needs_host_copy(mesh.get_group(), mesh.device_type):
             reason = "ranks that share a CUDA device gather through gloo, which crashes here"
-            advice = "use a device for each rank, or parallel.strategy=fsdp"
-            message = f"parallel.tensor={mesh.size()}: {reason}; {advice}"
-            raise UserError(message, code="not-supported", key="parallel.tensor")
+            raise _tensor_error(mesh.size(), f"{reason}; use a device for each rank, or parallel.strategy=fsdp")
         DTensor._op_dispatcher._allow_implicit_replication = True  # masks and tables beside them are whole on all ranks
         names, ranks = {id(module): name for name, module in model.named_modules()}, mesh.size()
         for block in blocks:
@@ -182,8 +180,11 @@ def _check_rules(rules: Mapping[str, str], heads: set[int], layout: Layout) -> N
     elif layout.sequence:
         reason = "parallel.sequence=true needs shard_rules in the Workload; use parallel.sequence=false"
     if reason:
-        message = f"parallel.tensor={ranks}: {reason}"
-        raise UserError(message, code="conflict" if rules else "not-supported", key="parallel.tensor")
+        raise _tensor_error(ranks, reason, "conflict" if rules else "not-supported")
+
+
+def _tensor_error(ranks: int, reason: str, code: Code = "not-supported") -> UserError:
+    return UserError(f"parallel.tensor={ranks}: {reason}", code=code, key="parallel.tensor")
 
 
 def find_placements(module: nn.Module, rule: str, ranks: int) -> dict[str, Placement]:
