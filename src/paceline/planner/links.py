@@ -38,9 +38,6 @@ class MeasuredLink:
     host: str
     date: str
 
-    def describe(self) -> str:
-        return f"measured on {self.host}, {self.date}"
-
 
 def links_file() -> Path:
     """Return where `doctor --links` and `measure --links` store links, and plans look for them."""
@@ -79,7 +76,7 @@ def apply_measured_links(cluster: Cluster, local: bool) -> tuple[Cluster, str]:
             cluster = replace(cluster, link_bytes_s=link.bytes_s / physics.link_efficiency)
         else:
             continue
-        notes.append(link.describe())
+        notes.append(f"measured on {link.host}, {link.date}")
     return cluster, "; ".join(notes)
 
 
