@@ -73,7 +73,6 @@ def _open_standalone(
         before = RunDir.open(Path(resume)).recorded_spec()
         spec = spec.replace({"data.arguments": getattr(before.data, "arguments", ())}, SCRIPT_ORIGIN)
     spec = resolve_parallel(spec, rank_info)
-    main = rank_info is None or rank_info.rank == 0
     if rank_info is None:
         _reject_ranks(spec, file, script)
     layout = layout_of(spec)
@@ -87,7 +86,7 @@ def _open_standalone(
         with factory.open() as opened:
             yield opened
     except (Exception, KeyboardInterrupt) as error:
-        if isinstance(factory.folder, RunDir) and main:
+        if isinstance(factory.folder, RunDir) and (rank_info or SINGLE_RANK).rank == 0:
             if isinstance(error, UserError) and resume is None:
                 remove_run(factory.folder)
             elif show:
