@@ -70,7 +70,8 @@ class CompileEstimate:
 
     @property
     def pays(self) -> bool:
-        return self.steps is None or self.steps * self.saved_s_per_step > self.cost_s
+        unknown = self.steps is None and self.saved_s_per_step > 0
+        return unknown or (self.steps or 0) * self.saved_s_per_step > self.cost_s
 
     def words(self) -> str:
         if self.steps is None:

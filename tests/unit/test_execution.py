@@ -104,3 +104,10 @@ def test_what_trains_does_not_import_the_compiler():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("steps", [None, 10**9])
+def test_what_saves_nothing_is_not_compiled(steps):
+    layout = layout_of(build_spec({"train": {"global_batch": 256}}))
+    assert not estimate_compiling(StepWork(10, 0.0), steps, layout).pays
+    assert estimate_compiling(StepWork(10, 1e9), steps, layout).pays

@@ -33,7 +33,8 @@ SUM_PASSES = 6.0  # over what is summed along columns, as gradients of biases ar
 CONVOLUTION_BIAS_PASSES, CONVOLUTION_BIAS_SUM_PASSES = 3.3, 3.6  # where a convolution adds one, and over its gradients
 CAT_LAST_PASSES = 2.3  # where channels that are innermost are put side by side
 STRIDED_PASSES = 2.0  # over what is read in another order than it is written in
-DEPTHWISE_PASSES = 14.0  # of a depthwise convolution: it multiplies little, in special kernels
+DEPTHWISE_PASSES, DEPTHWISE_LAST_PASSES = 14.0, 1.2
+"""Of a depthwise convolution, which multiplies little, in special kernels; with channels innermost."""
 CONVOLUTION, ATTENTION = 0.75, 0.5  # of the rate of a plain product with the same sides
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
 """Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
@@ -239,7 +240,7 @@ def _convolution_traffic(args: Any, out: Any, last: bool) -> KernelTraffic:
     products, biased = (args[-1][0] + args[-1][1], args[-1][2]) if back else (1, args[2] is not None)
     passes, kernels = CONVOLUTION_PASSES + TRANSPOSE_PASSES, CONVOLUTION_KERNELS
     if weight.dim() > 3 and weight.shape[1] == 1 < weight.shape[0]:
-        passes = DEPTHWISE_PASSES
+        passes = DEPTHWISE_LAST_PASSES if last else DEPTHWISE_PASSES
     elif last and weight.dim() == 4:
         passes, kernels = CONVOLUTION_PASSES, 2
     bias = (

@@ -33,6 +33,7 @@ from paceline.nn.op_counter import (
     count_moved_elements,
     is_product,
 )
+from paceline.parallel.channels_last import prefers_channels_last
 from paceline.parallel.parallelize import infer_division, reject_for_keras
 from paceline.parallel.parameters import ParameterGroups, resolve_groups
 from paceline.planner.candidates import SplitOptions
@@ -182,6 +183,7 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
         units_per_sample=mean if workload.unit else 1.0,
         sample_bytes=float(sample_bytes) * outline.times,
         probed=True,
+        normalises_groups=_groups(spec) and prefers_channels_last(model),
         resident=hasattr(data, "resident"),
         held_out=outline.held_out,
         evaluation_chunk=workload.evaluation_chunk,

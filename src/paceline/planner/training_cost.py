@@ -103,6 +103,7 @@ class TrainingCostModel(CostModel):
     splits: SplitOptions = field(default_factory=SplitOptions)
     lengths: LengthStats = field(default_factory=LengthStats)
     sample_bytes: float = 0.0  # read from storage or host memory for each sample
+    normalises_groups: bool = False  # batch norm has kernels of our own, which are faster than what is compiled
     probed: bool = False  # passes are made before the run, on another stream than a recorded step
     resident: bool = False  # all samples stay on the device of a recorded step, if it is long enough and has room
     held_out: int | None = None
@@ -160,7 +161,7 @@ class TrainingCostModel(CostModel):
         times = [1 if self.traits.equal_layers else b.repeat for b in compiled]
         operations = sum(n * b.kernels for n, b in zip(times, compiled, strict=True)) / LAUNCHES_PER_OPERATION
         moved = sum(b.repeat * (b.moved_elements + b.eager_elements) for b in self.blocks)
-        return StepWork(operations, self.global_batch * moved)
+        return StepWork(operations, 0.0 if self.normalises_groups else self.global_batch * moved)
 
     @property
     def flops_per_sample(self) -> float:

@@ -167,9 +167,17 @@ def settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: i
     if weighed is None and train.compile == "auto" and execution.compiled:
         work = probe.count_work(step, batch, share)
         once = share_compiled(find_equal_layers(model) if traits.equal_layers else ())
-        work = replace(work, operations=work.operations * once)
+        saved = 0.0 if _normalises_groups(step, model, layout) else work.moved_elements
+        work = replace(work, operations=work.operations * once, moved_elements=saved)
         execution = decide_execution(train, layout, target, traits, estimate_compiling(work, steps, layout))
     return _apply_execution(replace(setup, execution=execution), step, samples, batch, order, steps)
+
+
+def _normalises_groups(step: Step, model: nn.Module, layout: Layout) -> bool:
+    """Return whether batch norms over groups have kernels of our own, which are faster than what is compiled."""
+    rows = -(-layout.global_batch // (layout.data * layout.passes(layout.global_batch)))
+    batch_layers = step.state.model.batch_layers
+    return bool(batch_layers.norms) and rows > batch_layers.group and prefers_channels_last(model)
 
 
 def _apply_execution(

@@ -16,6 +16,7 @@ from paceline.planner.eager_kernels import (
     BATCH_NORM_PASSES,
     CONVOLUTION_BIAS_PASSES,
     CONVOLUTION_PASSES,
+    DEPTHWISE_LAST_PASSES,
     DEPTHWISE_PASSES,
     PASSES,
     SORT_KERNELS,
@@ -78,6 +79,8 @@ def test_images_are_turned_for_a_product_and_channels_by_themselves_are_slow():
     assert counter.noted["convolution"][0].bytes == pytest.approx((CONVOLUTION_PASSES + TRANSPOSE_PASSES) * pair)
     counter, _ = noted(lambda x, w: F.conv2d(x, w, padding=1, groups=16), image, single)
     assert counter.noted["convolution"][0].bytes == DEPTHWISE_PASSES * pair
+    counter, _ = noted(lambda x, w: F.conv2d(x, w, padding=1, groups=16), image, single, last=True)
+    assert counter.noted["convolution"][0].bytes == DEPTHWISE_LAST_PASSES * pair
 
 
 def test_the_backward_pass_of_a_convolution_makes_what_is_asked_for():

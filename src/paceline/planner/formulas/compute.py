@@ -182,7 +182,8 @@ class Roofline:
         if runtime.fused_loss and block.name == "head":
             moved = LOSS_PASSES * block.saved_split_elements
         elementwise = moved * samples * numbers.element_bytes / cut / bandwidth
-        unfused = 0.0 if runtime.compiled else block.eager_elements * samples * numbers.element_bytes
+        beside = block.eager_elements + (0.0 if self.device.synchronous else block.cast_elements)
+        unfused = 0.0 if runtime.compiled else beside * samples * numbers.element_bytes
         # gradients of cast weights come out of their products in 16 bits, and are widened
         casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
         casts += (COMPILED_UNPACK if runtime.compiled else UNPACK) * block.packed_params / t / bandwidth

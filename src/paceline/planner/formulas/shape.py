@@ -122,6 +122,7 @@ class BlockShape:
     """Kept for the backward pass of one sample besides, unless a compiler makes it again."""
     unfused_saved_elements: float = 0.0  # of that, what is kept only where a norm is not one kernel
     eager_elements: float = 0.0  # read and written in the forward pass besides, unless a compiler fuses it away
+    cast_elements: float = 0.0  # the same in both directions, by casts to and from fp32 and by sums of gradients
     frozen_params: float = 0.0  # of `params`, those that have no gradient and are never updated
     half_params: float = 0.0  # of those, the ones that are kept in 16 bits
     table_params: float = 0.0  # of `params`, those that are looked up and never multiplied

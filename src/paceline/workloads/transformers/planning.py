@@ -27,7 +27,8 @@ from paceline.workloads.transformers.sections import LENGTH_STEP, TASKS
 
 ASSUMED_CLASSES = 2
 COUNTED = "{} has no formula here: its parameters are counted, its work is that of a plain transformer of its width"
-GELU_STEPS = 82, 6  # passes over the features in both directions, and copies kept, of a GELU of seven kernels
+GELU_STEPS, GELU_CASTS = (40, 6), 42
+"""Passes over the features in both directions, and copies kept, of a GELU of seven kernels; passes of casts beside."""
 ADAPTER_OPERATIONS, ADAPTER_PASSES = 4, 4 / 3
 """Beside a layer; and over what goes in and comes out, which thin products read and write again."""
 BIASED_PASSES = 100
@@ -205,8 +206,9 @@ def _build_blocks(
             moved_elements=layer.moved_elements
             + length * (ADAPTER_PASSES * sum(map(sum, adapted)) + DROPPED_WIDTHS[1] * sizes.width * bool(drops)),
             saved_whole_elements=((IN_FP32 if half else 4.0) + DROPPED_WIDTHS[0] * bool(drops)) * length * sizes.width,
-            eager_elements=length
-            * (shape.ROTARY_PASSES * turned * rotary + gate_passes * sizes.ffn + BIASED_PASSES * sizes.width * biased),
+            eager_elements=length * (shape.ROTARY_PASSES * turned * rotary + gate_passes * sizes.ffn),
+            cast_elements=length
+            * (BIASED_PASSES * sizes.width * biased + GELU_CASTS * sizes.ffn * sizes.stepwise_gelu),
             eager_saved_elements=length
             * (shape.UNFUSED_NORMS * sizes.width * (not biased) + gate_kept * sizes.ffn * max(1, sizes.active)),
             kernels=layer.kernels + shape.LAUNCHES_PER_OPERATION * operations,
