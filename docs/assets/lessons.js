@@ -190,11 +190,14 @@
     return x;
   };
 
+  /** Return where a text fits behind a bar that ends at x, beside a line at `edge`. */
+  const beside = (x, edge) => (x < edge && x + 70 > edge ? edge : x) + 8;
+
   /** Name the kinds of a bar below it, with their colours. */
   const legend = (svg, x, y, names, kinds) => names.forEach((name, k) => {
     draw(svg, "rect", {x, y: y - 11, width: 11, height: 11, class: kinds[k]});
     draw(svg, "text", {x: x + 16, y}, name);
-    x += 30 + 6.6 * name.length;
+    x += 30 + 7.2 * name.length;
   });
 
   /** Each adds its controls and returns what draws it: `add` a control, `sheet` to draw on, `tell` the answer. */
@@ -237,14 +240,13 @@
       return () => {
         const rows = ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP"].map((name, stage) => [name, formulas.states(params() * 1e9, ranks(), stage, precision())]);
         const most = Math.max(device() * 1e9, ...rows.map(([, parts]) => parts.reduce((a, b) => a + b)));
-        const svg = sheet(640, 230, "memory of each rank by strategy");
+        const svg = sheet(640, 230, "memory of each rank by strategy"), edge = 110 + 400 * device() * 1e9 / most;
         rows.forEach(([name, parts], k) => {
           draw(svg, "text", {x: 0, y: 38 + 46 * k}, name);
           const x = stack(svg, 110, 20 + 46 * k, 28, parts.map((part) => 400 * part / most), ["part", "done", "other"]);
           const total = parts.reduce((a, b) => a + b);
-          draw(svg, "text", {x: x + 8, y: 38 + 46 * k}, `${bytes(total)}${total > device() * 1e9 ? "  does not fit" : ""}`);
+          draw(svg, "text", {x: beside(x, edge), y: 38 + 46 * k}, `${bytes(total)}${total > device() * 1e9 ? "  does not fit" : ""}`);
         });
-        const edge = 110 + 400 * device() * 1e9 / most;
         draw(svg, "line", {x1: edge, y1: 8, x2: edge, y2: 205, class: "edge"});
         legend(svg, 110, 224, ["weights", "gradients", "optimiser states", "activations come on top"], ["part", "done", "other", "empty"]);
         const fits = rows.find(([, parts]) => parts.reduce((a, b) => a + b) <= device() * 1e9);
@@ -362,7 +364,7 @@
 
     tensor(add, sheet, tell) {
       const ranks = add("ranks", slider([1, 2, 4, 8, 16], 4, String));
-      const width = add("width of the model", slider(powers(9, 14), 4096, (v) => v.toLocaleString("en")));
+      const width = add("width", slider(powers(9, 14), 4096, (v) => v.toLocaleString("en")));
       const tokens = add("tokens in a pass", slider(powers(6, 15), 4096, (v) => v.toLocaleString("en")));
       const link = add("link", slider(LINKS, 450, (v) => `${v} GB/s`));
       return () => {
@@ -390,7 +392,7 @@
     bytes(add, sheet, tell) {
       const models = [["GPT-2", 12, 768], ["GPT-2 medium", 24, 1024], ["GPT-2 XL", 48, 1600], ["7B", 32, 4096], ["13B", 40, 5120]];
       const model = add("model", slider([0, 1, 2, 3, 4], 2, (k) => models[k][0]));
-      const samples = add("1,024 tokens each", slider(powers(0, 7), 8, (v) => `${v} sample${v > 1 ? "s" : ""}`));
+      const samples = add("tokens in a pass", slider(powers(0, 7), 8, (v) => `${v} × 1,024`));
       const precision = add("numbers", Object.keys(BYTES));
       const device = add("device", slider([16, 24, 40, 80, 141, 192], 80, (v) => `${v} GB`));
       const kinds = ["part", "done", "other", "cast", "kept", "logits", "empty"];
@@ -401,13 +403,13 @@
         ]);
         const most = Math.max(device() * 1e9, ...rows.map(([, parts]) => total(parts)));
         const svg = sheet(640, 200, "memory of a training step by what is kept of its activations");
+        const edge = 120 + 390 * device() * 1e9 / most;
         draw(svg, "text", {x: 0, y: 14}, "activations kept");
         rows.forEach(([name, parts], k) => {
           draw(svg, "text", {x: 0, y: 46 + 40 * k}, name);
           const x = stack(svg, 120, 28 + 40 * k, 28, parts.map((part) => 390 * part / most), kinds);
-          draw(svg, "text", {x: x + 8, y: 46 + 40 * k}, bytes(total(parts)));
+          draw(svg, "text", {x: beside(x, edge), y: 46 + 40 * k}, bytes(total(parts)));
         });
-        const edge = 120 + 390 * device() * 1e9 / most;
         draw(svg, "line", {x1: edge, y1: 8, x2: edge, y2: 142, class: "edge"});
         legend(svg, 0, 166, ["weights", "gradients", "optimiser states", "weights in 16 bits", "activations", "logits"], kinds);
         legend(svg, 0, 190, ["driver, fragments; the dashed line is the device"], ["empty"]);
@@ -457,7 +459,7 @@
 
     profile(add, sheet, tell) {
       const compute = add("compute", slider([5, 10, 20, 50, 100, 200], 50, (v) => `${v} ms`));
-      const slow = add("rank 2 computes", slider([1, 1.05, 1.1, 1.2, 1.5, 2], 1.5, (v) => `${v} × as long`));
+      const slow = add("of rank 2", slider([1, 1.05, 1.1, 1.2, 1.5, 2], 1.5, (v) => `${v} × that`));
       const comm = add("communication", slider([1, 2, 5, 10, 20, 50, 100], 10, (v) => `${v} ms`));
       const load = add("loading a step", slider([1, 10, 20, 50, 100, 200, 500, 1000], 100, (v) => `${v} ms`));
       const workers = add("workers", slider([1, 2, 4, 8, 16], 2, String));
