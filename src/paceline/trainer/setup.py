@@ -99,7 +99,8 @@ def build_job_around(
     pads_empty, data_rank = step.padded and hasattr(samples, "pads_empty"), layout.data_rank(context.rank_info.rank)
     loader = Loader(samples, order, layout, data_rank, collate, step.at_once, group, pads_empty)
     check_samples_agree(samples, order, min(steps - 1, context.checkpoint.step if context.checkpoint else 0))
-    notes = [f"a step is {execution.words()}"] if context.device.type == "cuda" else []
+    told = context.device.type == "cuda" or train.compile == "on"
+    notes = [f"a step is {execution.words()}"] if told else []
     notes += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
     match = None if start is None else start.match
     weights = {} if match is None else {"weights": asdict(match)}

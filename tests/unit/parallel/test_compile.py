@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from paceline import Workload, train
+from paceline.config import build_spec
+from paceline.parallel import compile as compile_module
 from paceline.parallel.channels_last import prefers_channels_last, use_channels_last
 from paceline.parallel.compile import Compilation, compile_layers, find_equal_layers, share_compiled
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
+from results import steps_of
 
 
 class Block(nn.Module):
@@ -100,3 +106,53 @@ def test_images_pass_convolutions_with_channels_innermost(norm, known):
     assert seen == [1]
     assert len(handles) == 1
     assert prefers_channels_last(model) is known
+
+
+class Stack(Workload):
+    """Three blocks that can be compiled; `asks` makes them wait for a value."""
+
+    asks = False
+
+    def model(self):
+        return nn.Sequential(*[Block(asks=self.asks) for _ in range(3)], nn.Linear(8, 2))
+
+    def data(self, split):
+        draw = torch.Generator().manual_seed(0)
+        rows = torch.randn(32, 8, generator=draw), torch.randint(0, 2, (32,), generator=draw)
+        return rows if split == "train" else None
+
+    def loss(self, model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum"), len(batch[1])
+
+
+class Asking(Stack):
+    asks = True
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(Stack, 0), (Asking, 1)])
+def test_a_run_is_compiled_as_asked_or_says_once_why_not(kind, wrong, tmp_path):
+    """On CPU cores too; the losses are those of the run that is not compiled."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    values = {"workload": f"{__name__}:{kind.__name__}", "parallel": {"device": "cpu", "threads": 1}}
+    spec = build_spec({**values, "train": {"steps": 4, "global_batch": 8, "lr": 1e-2, "log_every": 1}})
+    runs = [train(spec.replace({"train.compile": way}), tmp_path, show=False) for way in ("off", "on")]
+    first, second = ([step["loss"] for step in steps_of(run)] for run in runs)
+    assert first == pytest.approx(second, rel=1e-5)
+    events = list(read_events(RunDir(runs[1].path).events_file(0)))
+    (start,) = (event for event in events if event["kind"] == "start")
+    assert start["execution"].startswith("compiled by layer")
+    assert sum(event["kind"] == "notice" for event in events) == wrong
+    assert bool(torch._dynamo.utils.counters["stats"]["unique_graphs"]) is not bool(wrong)
+
+
+def test_shapes_that_change_every_step_end_compilation_once(monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    monkeypatch.setattr(compile_module, "RECOMPILE_LIMIT", 3)
+    block, notices = Block(), []
+    call = Compilation(notices.append).wrap(block.forward, dynamic=False, backend="aot_eager")
+    for rows in range(2, 9):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(call(x), block(x))
+    assert len(notices) == 1

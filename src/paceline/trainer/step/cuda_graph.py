@@ -225,9 +225,9 @@ class RecordedStep(Step):
         try:
             with restore_after(self):
                 self.recorded[sent.leaves] = self._record(sent, net)
-        except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # kernels of other libraries raise errors of their own
             self.state.model.local_parameters.clear_gradients()
             generator = torch.cuda.default_generators[self.device.index or 0]
             generator.graphsafe_set_state(generator.clone_state())  # the old one would wait for the recorder's end
