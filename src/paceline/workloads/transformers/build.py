@@ -164,7 +164,10 @@ def draw_weights(model: nn.Module, blocks: Sequence[str], given: Collection[str]
     cast(Any, model).tie_weights()  # each module got its own memory
     layers = {name: model.get_submodule(name) for name in blocks}
     inside = {id(module) for layer in layers.values() for module in layer.modules()}
-    rest = [module for module in model.modules() if id(module) not in inside]
+    named = {name: module for name, module in model.named_modules() if id(module) not in inside}
+    owned = (inner for name, module in named.items() for inner, _ in module.named_parameters(name, recurse=False))
+    every_given = all(inner in given for inner in owned)  # then large tables are not drawn, to be read afterwards
+    rest = [module for module in named.values() if module._buffers or not every_given]
 
     def draw(module: nn.Module) -> None:
         cast(Any, model)._init_weights(module)
