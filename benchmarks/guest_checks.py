@@ -17,6 +17,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 import guest_modules
+
 import paceline
 from paceline.config import build_spec
 from paceline.errors import PacelineError
@@ -53,10 +54,11 @@ SIDES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
 SIDES |= {"max_position_embeddings": 66, "pad_token_id": 0, "vocab_size": WORDS}
 DECODER = {**SIDES, "bos_token_id": 3, "eos_token_id": 3}
 GROUPED = {**DECODER, "num_key_value_heads": 2}
+WIDE_HEADS, NARROW_TABLE = {**GROUPED, "head_dim": 8}, {**SIDES, "embedding_size": 16}
 DEBERTA = {**SIDES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 CAUSAL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "qwen2", "mistral", "phi", "phi3", "olmo2", "stablelm", "starcoder2"), GROUPED),
-    **dict.fromkeys(("qwen3", "gemma", "gemma2", "gemma3_text"), {**GROUPED, "head_dim": 8}),
+    **dict.fromkeys(("qwen3", "gemma", "gemma2", "gemma3_text"), WIDE_HEADS),
     "gpt2": {**DECODER, "n_inner": 48, "n_positions": 66},
     "gpt_neo": {**DECODER, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8},
     "gpt_neox": DECODER,
@@ -70,7 +72,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "mpnet"), SIDES),
     "distilbert": {**SIDES, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4},
-    **dict.fromkeys(("albert", "electra"), {**SIDES, "embedding_size": 16}),
+    **dict.fromkeys(("albert", "electra"), NARROW_TABLE),
     **dict.fromkeys(("deberta", "deberta-v2"), DEBERTA),
     "modernbert": {**DECODER, "cls_token_id": 1, "sep_token_id": 2},
 }
@@ -126,7 +128,7 @@ def describe_guest(scratch: Path, kind: str, task: str, sides: dict[str, Any], *
     table = {"source": "csv", "path": str(scratch / "texts.csv"), "max_length": 24}
     data = {**(texts if task == "causal_lm" else table), "cache": str(scratch / "cache")}
     model = {"init_from": str(folder), "task": task, **more}
-    # 7 samples are divided unevenly; averages of a long past would hide what a step changes
+    # 7 samples are divided unevenly
     return {"workload": "transformers", "model": model, "data": data, "train": {"global_batch": 7, "lr": 1e-3}}
 
 
