@@ -36,6 +36,10 @@ TORCHS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+Noise = tuple[Sequence[int], int, int]
+"""Arguments of `compare_noise`: rows, columns and threshold."""
+
+
 @dataclass(eq=False)
 class Site:
     """Where a model drops; `start` has a random number for each sample of the pass, `calls` counts those of it."""
@@ -44,7 +48,7 @@ class Site:
     batch_second: bool = False  # samples lie along the second dimension, as in torch's layers without batch_first
     start: Tensor | None = None
     calls: int = 0
-    last: tuple[int, int] | None = None  # (columns, threshold) of the first call in the last pass
+    last: Noise | None = None  # of the first call in the last pass
     steady: bool = False  # whether the pass before had the same
     made: Tensor | None = None  # the mask of the first call, if it was made ahead
 
@@ -67,7 +71,11 @@ class Site:
         drawn = [*shape[:2], *[1] * (len(shape) - 2)] if whole_channels else list(shape)
         if second:
             drawn[0], drawn[1] = drawn[1], drawn[0]
-        wanted, made = (prod(drawn) // samples, int((p - 0.5) * 2**32)), None
+        rows: Sequence[int] = ()
+        columns = prod(drawn) // samples
+        if not whole_channels and not second and prod(shape[:-2]) > samples:
+            rows, columns = (prod(shape[:-2]) // samples, shape[-2]), shape[-1]
+        wanted, made = (rows, columns, int((p - 0.5) * 2**32)), None
         if self.calls == 1 and not torch.compiler.is_compiling():
             self.steady, self.last, made = self.last == wanted, wanted, self.made if self.last == wanted else None
         kept = (compare_noise(start, *wanted) if made is None else made).view(drawn)
@@ -90,8 +98,13 @@ ROOT = PASS.site
 """Of what is dropped outside of any module that mentions dropout."""
 
 
-def compare_noise(start: Tensor, columns: int, threshold: int) -> Tensor:
-    """Return (samples, columns): whether the random number of each element is at least the threshold."""
+def compare_noise(start: Tensor, rows: Sequence[int], columns: int, threshold: int) -> Tensor:
+    """Return (samples times rows, columns): whether the random number of each element is at least the threshold.
+
+    `rows` are sides of scores of attention, whose elements keep their numbers where texts are padded to another length.
+    """
+    for side in rows:
+        start = hash32(start[:, None] ^ hash32(torch.arange(side, device=start.device, dtype=torch.int32))).flatten()
     if start.is_cuda and not torch.compiler.is_compiling() and has_triton():
         from paceline.nn.triton_kernels import launch_compare_noise
 

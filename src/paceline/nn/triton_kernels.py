@@ -61,16 +61,15 @@ def _hash32(x):
 
 @triton.jit
 def _compare_noise(start, kept, columns, threshold, BLOCK: tl.constexpr):
-    row = tl.program_id(1)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0)  # the side of a grid that may be long
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     noise = _hash32(tl.load(start + row) ^ _hash32(column))
     tl.store(kept + row.to(tl.int64) * columns + column, noise >= threshold, mask=column < columns)
 
 
 def launch_compare_noise(start: torch.Tensor, columns: int, threshold: int) -> torch.Tensor:
     kept = torch.empty(len(start), columns, dtype=torch.bool, device=start.device)
+    block = min(DROPOUT_BLOCK, triton.next_power_of_2(columns))
     with torch.cuda.device(start.device):
-        _compare_noise[triton.cdiv(columns, DROPOUT_BLOCK), len(start)](
-            start, kept, columns, threshold, BLOCK=DROPOUT_BLOCK
-        )
+        _compare_noise[len(start), triton.cdiv(columns, block)](start, kept, columns, threshold, BLOCK=block)
     return kept

@@ -179,3 +179,19 @@ def test_compiled_layers_draw_the_same_bits():
         found = [forward(compiled, passes, x + number) for number in range(2)]
     for ours, theirs in zip(eager, found, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("way", ["scaled_dot_product_attention", "dropout"])
+def test_scores_of_attention_are_dropped_the_same_in_texts_padded_to_any_length(way):
+    """Ranks pad to the longest of their own texts."""
+    _, passes = build(lambda: nn.Linear(1, 1))
+    found = []
+    for length in (5, 9):
+        with passes.running(KEYS):
+            if way == "dropout":
+                found.append(F.dropout(torch.ones(6, 2, length, length), 0.5)[..., :5, :5])
+                continue
+            q, v = torch.zeros(6, 2, length, 4), torch.eye(length).expand(6, 2, -1, -1)
+            found.append(F.scaled_dot_product_attention(q, q, v, dropout_p=0.5)[..., :5, :5] > 0)
+    assert torch.equal(*found)
+    assert 0.3 < (found[0] == 0).float().mean() < 0.7
