@@ -32,7 +32,7 @@ def derive_facts(spec: RunSpec, workload: BaseWorkload | None = None, samples: i
         order = Order.of(spec.train, samples)
     lines = list_equations(spec, layout, order, workload)
     if workload is not None and order is not None:
-        lines += [*describe_evaluation(workload, order), *describe_groups(workload)]
+        lines += [*describe_evaluation(workload, order), *describe_model(workload, layout)]
         lines += describe_division(workload, layout)
     return [*lines, *describe_execution(spec, layout, order), *describe_network(spec)]
 
@@ -78,14 +78,24 @@ def list_equations(
     return lines
 
 
-def describe_groups(workload: BaseWorkload) -> list[str]:
-    """Count the parameters of each group; the model is built if there are groups."""
-    train = workload.spec.train
-    if not isinstance(workload, Workload) or not (train.groups or workload.has("groups")):
+def describe_model(workload: BaseWorkload, layout: Layout) -> list[str]:
+    """Build the model; count the parameters of each group, and state the groups of batch norm."""
+    if not isinstance(workload, Workload) or is_script(workload.spec.workload):
         return []
+    import torch
+
+    from paceline.nn.batch_norm import list_batch_norms
+    from paceline.parallel.batch_layers import convert_batch_layers, describe_batch_layers
     from paceline.parallel.parameters import resolve_groups
 
-    return list(resolve_groups(workload, train, workload.model()).words())
+    train, device = workload.spec.train, torch.device("meta")
+    with device if workload.draws_by_name else torch.device("cpu"):
+        model = workload.model()
+    grouped = train.groups or workload.has("groups")
+    lines = list(resolve_groups(workload, train, model).words()) if grouped else []
+    convert_batch_layers(model, workload.spec, layout, device)
+    norms = list_batch_norms([model])
+    return lines + describe_batch_layers(model, norms[0].group if norms else 1, layout)
 
 
 def describe_division(workload: BaseWorkload, layout: Layout) -> list[str]:
