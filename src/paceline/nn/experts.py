@@ -111,10 +111,11 @@ def multiply_by_expert(x_ND: Tensor, weight_EFD: Tensor, counts_E: Tensor) -> Te
     if GROUPED is not None and x_ND.is_cuda and x_ND.dtype == torch.bfloat16:
         ends = counts_E.cumsum(0).to(torch.int32)
         return GROUPED(x_ND.contiguous(), weight_EFD.transpose(1, 2), offs=ends)
-    return _multiply_parts(x_ND, weight_EFD, counts_E)
+    compiled = torch.compiler.is_compiling()  # as a decorator, disable would import the compiler, which takes seconds
+    multiply = torch.compiler.disable(_multiply_parts) if compiled else _multiply_parts
+    return multiply(x_ND, weight_EFD, counts_E)
 
 
-@torch.compiler.disable
 def _multiply_parts(x_ND: Tensor, weight_EFD: Tensor, counts_E: Tensor) -> Tensor:
     parts = x_ND.split(counts_E.tolist())
     return torch.cat([part @ weight.T for part, weight in zip(parts, weight_EFD.unbind(), strict=True)])
