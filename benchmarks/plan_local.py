@@ -176,13 +176,12 @@ def shape(ranks: int, rate: str) -> None:
 # ── the comparison
 
 
-def calibrate_run(spec: RunSpec, numbers: Sequence[int], calibration: Path) -> Path:
+def calibrate_run(spec: RunSpec, numbers: Sequence[int], calibration: Path, folder: Path) -> Path:
     """Correct a calibration by the run's own steps, as `paceline calibrate RUN.yaml` does; return another file."""
-    own = calibration.with_name(f"{spec.name}.json")
+    measured, own = folder / f"{spec.name}-measure", folder / f"{spec.name}.json"
     shutil.copy(calibration, own)
-    with tempfile.TemporaryDirectory() as folder:
-        measure(spec, numbers, repeats=2, steps=20, out=Path(folder) / "own", log=lambda text: None)
-        update_calibration(Path(folder) / "own", own)
+    measure(spec, numbers, repeats=2, steps=20, out=measured, log=lambda text: None)
+    update_calibration(measured, own)
     return own
 
 
@@ -237,7 +236,7 @@ def main() -> None:
         files = {name: calibration for name, _ in specs(asked.runs.split(","))}
         for name, spec in specs(asked.runs.split(",")):
             if asked.own:
-                files[name] = calibrate_run(spec, numbers, calibration)
+                files[name] = calibrate_run(spec, numbers, calibration, Path(folder))
             lines += _over(["loopback"], name, spec, files[name], numbers)
         if asked.shaped:
             with apart(max(numbers)):
