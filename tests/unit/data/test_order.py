@@ -1,5 +1,7 @@
 """The data order: a pure function of (seed, epoch, position), divided without loss."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -184,6 +186,9 @@ def test_a_tail_smaller_than_the_ranks_gives_stand_ins_of_weight_zero():
     order = Order(11, 10, seed=0)
     of_ranks = [mine(1, order, Numbers(11), Layout("ddp", 4, 10, 3), rank) for rank in range(4)]
     assert sum(micro.weight for b in of_ranks for micro in b.micro_batches) == 1
+    padding = [replace(loader(Numbers(11), order, Layout("ddp", 4, 10, 3), rank), pads_empty=True) for rank in range(4)]
+    micros = [micro for one in padding for micro in one.load([order.global_batch(1)])[0].micro_batches]
+    assert [len(micro.batch[0]) for micro in micros] == [micro.weight for micro in micros], "no sample of others"
 
 
 def test_prefetching_keeps_order_and_hands_over_errors():

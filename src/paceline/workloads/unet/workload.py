@@ -133,10 +133,9 @@ class Segmentation(Workload):
         return [*net.down, *net.join]
 
     def suits(self, layout: Layout) -> None:
-        for axis in ("tensor", "context", "expert"):
-            if getattr(layout, axis) > 1:
-                message = f"parallel.{axis}={getattr(layout, axis)}: not supported; use parallel.strategy=ddp"
-                raise UserError(message, code="not-supported")
+        super().suits(layout)
+        if layout.tensor > 1:
+            raise self._reject_axis("tensor", layout.tensor, "has no linear layers to divide; use parallel.pipeline")
         on_cpu = self.spec.parallel.device == "cpu" or not torch.cuda.is_available()
         if self.shape.norm == "sync_batch" and layout.ranks > 1 and on_cpu:
             raise UserError("model.norm=sync_batch needs CUDA; use model.norm=group", code="not-supported")
