@@ -226,7 +226,7 @@ def test_the_slides_turn_by_keys_and_none_is_cut(browser):
 
 SEVEN_BILLION = {
     "ZeRO-1": ["parallel.strategy=zero1"],
-    "ZeRO-2": ["parallel.strategy=zero2"],
+    "ZeRO-2, layers gathered in 16 bits": ["parallel.strategy=zero2"],
     "FSDP": ["parallel.strategy=fsdp"],
     "FSDP, offloaded": ["parallel.strategy=fsdp", "parallel.offload=true"],
 }
@@ -235,13 +235,13 @@ SEVEN_BILLION = {
 @pytest.mark.parametrize("name", SEVEN_BILLION)
 def test_the_table_of_seven_billion_is_what_the_plan_counts(name):
     page = (DOCS / "learn" / "zero.md").read_text()
-    (recorded,) = re.findall(rf"^\| {name} \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    (recorded,) = re.findall(rf"^\| {name} \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
     spec = paceline.load(RECIPES / "lm_7b.yaml", SEVEN_BILLION[name])
     (row,) = paceline.plan(spec, cluster="1x8xA100-80GB", devices=[8]).rows
     layout, memory = row.price.layout, row.price.memory
     assert (layout.micro_batch, layout.checkpointing) == (2, "full")
     states = memory.weights_bytes + memory.gradients_bytes + memory.states_bytes
-    assert [float(one) for one in recorded] == [round(states / 1e9, 1), round(memory.total_bytes / 1e9, 1)]
+    assert [states / 1e9, memory.total_bytes / 1e9] == pytest.approx([float(one) for one in recorded], rel=0.05)
 
 
 def test_the_lessons_are_small():
