@@ -9,8 +9,10 @@ import pytest
 from paceline import train
 from paceline.config import build_spec
 from paceline.errors import UserError
+from paceline.trainer.explain import derive_facts
 from paceline.trainer.run import build_resumed_spec
 from paceline.trials.check import TOLERANCE, check, compare_weights
+from paceline.workload import build_workload
 from results import check_holds
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -134,6 +136,13 @@ def test_what_still_depends_on_the_layout_is_said_on_one_line(own, tmp_path, cap
     assert "torch's generator" in draws
     (norms,) = said(own(**{"train.batchnorm_group": "as_is"}))
     assert "blocks.0.norm (BatchNorm2d), blocks.1.norm (BatchNorm2d), norm (BatchNorm1d)" in norms
+
+
+@pytest.mark.parametrize(("ranks", "group"), [(1, 24), (2, 12)])
+def test_explain_states_the_groups_of_the_layout(own, ranks, group):
+    spec = own(**{"parallel.ranks": ranks})
+    lines = derive_facts(spec, build_workload(spec), 72)
+    assert [line for line in lines if f"groups of {group} samples" in line]
 
 
 @pytest.mark.parametrize(("group", "said"), [(7, "use 24"), (48, "use 24"), (1, "2"), ("sync_", "sync")])

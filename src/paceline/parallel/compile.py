@@ -79,7 +79,8 @@ def find_equal_layers(model: nn.Module) -> list[nn.Module]:
         members = [member for member in module.children() if any(member.children())]
         often = Counter(map(describe_structure, members))
         kinds = {type(member) for member in members if often[describe_structure(member)] >= MIN_EQUAL}
-        found += [member for member in members if type(member) in kinds and not has_convolutions(member)]
+        plain = (m for m in members if not any(isinstance(part, CONVOLUTIONS) for part in m.modules()))
+        found += [member for member in plain if type(member) in kinds]
     inside = {id(inner) for layer in found for inner in layer.modules() if inner is not layer}
     return [layer for layer in found if id(layer) not in inside]
 
@@ -93,10 +94,6 @@ def describe_structure(module: nn.Module) -> tuple[Any, ...]:
 def share_compiled(layers: Sequence[nn.Module]) -> float:
     """Return how much of the layers is compiled, as one compilation serves all of one structure."""
     return len(set(map(describe_structure, layers))) / len(layers) if layers else 1.0
-
-
-def has_convolutions(module: nn.Module) -> bool:
-    return any(isinstance(part, CONVOLUTIONS) for part in module.modules())
 
 
 def describe_compiler_error(error: BaseException) -> str:

@@ -244,7 +244,7 @@ def _merge_weight(model: nn.Module, name: str, read: Callable[[str], Tensor]) ->
 def write_adapters(model: nn.Module, stored: SavedWeights, section: ModelFolder, folder: Path) -> None:
     """Write the adapters, and what else was trained, for `PeftModel.from_pretrained`."""
     folder.mkdir(parents=True, exist_ok=True)
-    layers = dict(lora.iter_adapters(model))
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, lora.LowRank)}
     others = {n: p for n, p in model.named_parameters() if p.requires_grad and not n.endswith((lora.A, lora.B))}
     places = {f"{PREFIX}{name}": name for name in others}
     places |= {f"{PREFIX}{name}.{part}.weight": f"{name}.{part}" for name in layers for part in (lora.A, lora.B)}

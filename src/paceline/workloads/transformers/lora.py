@@ -5,7 +5,7 @@ A linear layer keeps its class, its place and the name of its weight, and gets t
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -93,10 +93,6 @@ def find_frozen_products(model: nn.Module) -> list[nn.Parameter]:
     weights = [cast(nn.Parameter, module.weight) for module in linear]
     frozen = (w for w in weights if w.is_floating_point() and not w.requires_grad)
     return [weight for weight in frozen if uses[id(weight)] == 1]
-
-
-def iter_adapters(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, LowRank))
 
 
 @torch.no_grad()

@@ -70,11 +70,9 @@ class PairTable:
         if "test" in self.files:
             pairs = self._iter_file(self.files[split])
         else:
-            pairs = (p for p in self._iter_file(self.files["train"]) if self._is_held_out(p[0]) == (split == "test"))
+            pairs = self._iter_file(self.files["train"])
+            pairs = (p for p in pairs if (hash_text(str(p[0])) < self._threshold) == (split == "test"))
         return islice(pairs, (self.data.limit or None) if split == "train" else None)
-
-    def _is_held_out(self, text: Any) -> bool:
-        return hash_text(str(text)) < self._threshold
 
     @cached_property
     def _threshold(self) -> int:
