@@ -173,8 +173,10 @@ HUGGING: dict[str, Sized] = {
     "Qwen": (QWEN, 8, 1024, "on"),
     "Gpt2": (GPT2, 16, 512, "auto"),
 }
-OWN = {one.__name__: one for one in (TwoWays, Tall, Vgg, Hourglass, Patches, Translator)}
-COMPILED = ("Patches", "Translator")
+OWN: dict[str, type[Texts | Images]] = {
+    one.__name__: one for one in (TwoWays, Tall, Vgg, Hourglass, Patches, Translator)
+}
+COMPILED: tuple[str, ...] = ("Patches", "Translator")
 
 
 def build(name: str, folder: Path, steps: int) -> Any:
@@ -182,7 +184,8 @@ def build(name: str, folder: Path, steps: int) -> Any:
     train |= {"checkpoint_every": 1 << 20, "evaluate_every": 1 << 20}
     if name in OWN:
         train |= {"global_batch": OWN[name].batch, "compile": "on" if name in COMPILED else "auto"}
-        return build_spec({"name": name, "workload": f"{Path(__file__).resolve()}:{name}", "train": train})
+        file = Path(str(sys.modules[OWN[name].__module__].__file__)).resolve()
+        return build_spec({"name": name, "workload": f"{file}:{name}", "train": train})
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     config, batch, length, compiling = HUGGING[name]

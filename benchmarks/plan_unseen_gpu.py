@@ -1,0 +1,247 @@
+"""Eight models that were written before the formulas of `plan_guests_gpu.py`, and measured after them.
+
+python benchmarks/plan_unseen_gpu.py [NAME ...] [--out plan_unseen.json] [--steps 40]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import plan_guests_gpu
+import torch
+import torch.nn.functional as F
+from plan_guests_gpu import CLASSES, WORDS, Images, Texts
+from torch import Tensor, nn
+
+
+class Digits(Texts):
+    """A GRU of three layers whose every place is classified, with no embedding: numbers in."""
+
+    length, batch = 160, 160
+
+    def data(self, split: str) -> Any:
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randn(640, self.length, 64, generator=draw)
+        return (x, torch.randint(0, CLASSES, (640, self.length), generator=draw)) if split == "train" else None
+
+    def model(self) -> nn.Module:
+        return Places(nn.GRU(64, 640, 3, batch_first=True), 640)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        logits = model(batch[0]).flatten(0, 1).float()
+        return F.cross_entropy(logits, batch[1].flatten(), reduction="sum"), batch[1].numel()
+
+
+class Places(nn.Module):
+    def __init__(self, layers: nn.Module, width: int) -> None:
+        super().__init__()
+        self.layers, self.head = layers, nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x)[0])
+
+
+class Hearing(nn.Module):
+    """Convolutions over a spectrum, then an LSTM that reads both ways."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.front = nn.Sequential(
+            nn.Conv1d(80, width, 5, 2, 2),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Conv1d(width, width, 5, 1, 2),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+        )
+        self.layers = nn.LSTM(width, width, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.front(x).transpose(1, 2))[0].amax(1))
+
+
+class Speech(Texts):
+    length, batch = 400, 64
+
+    def data(self, split: str) -> Any:
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randn(512, 80, self.length, generator=draw)
+        return (x, torch.randint(0, CLASSES, (512,), generator=draw)) if split == "train" else None
+
+    def model(self) -> nn.Module:
+        return Hearing(320)
+
+
+class Inverted(nn.Module):
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        wide = 4 * inside
+        self.body = nn.Sequential(
+            nn.Conv2d(inside, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, outside, 1, bias=False),
+            nn.BatchNorm2d(outside),
+        )
+        self.same = inside == outside and stride == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x) if self.same else self.body(x)
+
+
+class Mobile(Images):
+    """Inverted residuals with depthwise convolutions."""
+
+    side, batch = 160, 128
+
+    def model(self) -> nn.Module:
+        sides = ((32, 32, 1), (32, 48, 2), (48, 48, 1), (48, 96, 2), (96, 96, 1), (96, 160, 2), (160, 160, 1))
+        first = [nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()]
+        last = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(160, CLASSES)]
+        return nn.Sequential(*first, *(Inverted(*each) for each in sides), *last)
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.GroupNorm(heads, width), nn.GroupNorm(heads, width)
+        self.one, self.two = (nn.Conv2d(width, width, 3, 1, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.two(F.silu(self.second(self.one(F.silu(self.first(x))))))
+
+
+class Denoiser(Images):
+    """What predicts noise: group norms and SiLU at one size, one number per point."""
+
+    side, batch = 64, 96
+
+    def model(self) -> nn.Module:
+        width = 160
+        blocks = [Residual(width, 16) for _ in range(5)]
+        return nn.Sequential(nn.Conv2d(3, width, 3, 1, 1), *blocks, nn.Conv2d(width, 3, 3, 1, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        clean = batch[0].float() / 255
+        noise = torch.randn_like(clean)
+        return F.mse_loss(model(clean + noise).float(), noise, reduction="sum") / noise[0].numel(), len(clean)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Conv2d(width, width, 7, 1, 3, groups=width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.mix(x).permute(0, 2, 3, 1))
+        return x + (self.scale * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
+
+
+class Modern(Images):
+    """Depthwise 7 × 7 convolutions beside linear layers over channels."""
+
+    side, batch = 192, 96
+
+    def model(self) -> nn.Module:
+        layers: list[nn.Module] = [nn.Conv2d(3, 96, 4, 4)]
+        for width, repeats in ((96, 2), (192, 2), (384, 4)):
+            layers += [Block(width) for _ in range(repeats)]
+            layers += [nn.Conv2d(width, 2 * width, 2, 2)] if width < 384 else []
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(384, CLASSES))
+
+
+class Attending(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.joint, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, w = x.shape
+        q, k, v = self.joint(self.before(x)).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, w))
+        return x + self.down(F.relu(self.up(self.after(x))))
+
+
+class Seeing(nn.Module):
+    def __init__(self, width: int, heads: int, depth: int, side: int) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(3, width, 12, 12)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.randn(1, 1 + (side // 12) ** 2, width) * 0.02)
+        self.layers = nn.ModuleList(Attending(width, heads) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.cut(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+class Viewer(Images):
+    """A vision transformer with blocks of its own."""
+
+    side, batch = 192, 128
+
+    def model(self) -> nn.Module:
+        return Seeing(512, 8, 10, 192)
+
+
+class Describing(nn.Module):
+    """Convolutions see an image, a transformer decoder writes its words."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.see = nn.Sequential(nn.Conv2d(3, 64, 4, 4), nn.ReLU(), nn.Conv2d(64, width, 4, 4))
+        self.words = nn.Embedding(WORDS, width)
+        each = nn.TransformerDecoderLayer(width, 8, 4 * width, 0.1, F.relu, batch_first=True)
+        self.write = nn.TransformerDecoder(each, 5)
+        self.head = nn.Linear(width, WORDS)
+
+    def forward(self, images: Tensor, ids: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], ids.device)
+        seen = self.see(images).flatten(2).transpose(1, 2)
+        return self.head(self.write(self.words(ids), seen, mask, tgt_is_causal=True))
+
+
+class Captions(Images):
+    side, batch = 160, 96
+
+    def data(self, split: str) -> Any:
+        if (found := super().data(split)) is None:
+            return None
+        return found[0], torch.randint(0, WORDS, (1024, 41), generator=torch.Generator().manual_seed(1))
+
+    def model(self) -> nn.Module:
+        return Describing(384)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        logits = model(batch[0].float() / 255, batch[1][:, :-1]).flatten(0, 1)
+        return F.cross_entropy(logits.float(), batch[1][:, 1:].flatten(), reduction="sum"), batch[1][:, 1:].numel()
+
+
+NEOX = {"model_type": "gpt_neox", "hidden_size": 640, "num_hidden_layers": 10, "num_attention_heads": 10}
+NEOX |= {"intermediate_size": 2560, "max_position_embeddings": 1024, "rotary_pct": 0.25}
+
+
+if __name__ == "__main__":
+    names = (Digits, Speech, Mobile, Denoiser, Modern, Captions, Viewer)
+    plan_guests_gpu.OWN = {one.__name__: one for one in names}
+    plan_guests_gpu.HUGGING = {"Neox": (NEOX, 24, 384, "auto")}
+    plan_guests_gpu.COMPILED = ("Viewer",)
+    plan_guests_gpu.main()
