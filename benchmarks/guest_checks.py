@@ -80,7 +80,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     rows = list_rows()
-    wanted = [name for name in rows if not sys.argv[1:] or any(word in name for word in sys.argv[1:])]
+    wanted = [name for name in rows if not sys.argv[1:] or name.startswith(tuple(sys.argv[1:]))]
     print("| model | largest difference of the loss | gradient norm | weights | |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as scratch:

@@ -215,6 +215,9 @@ def check_source(spec: RunSpec) -> str:
         hint = f"reads {', '.join(known)}; type  data.source={known[-1]}"
         message = f"data.source={data.source}: model.task={model.task} {hint}"
         raise UserError(message, code="conflict", key="data.source")
+    if data.test_path is not None and data.source == "text":
+        message = f"data.test_path={data.test_path}: of source text, documents are held out by data.test_fraction"
+        raise UserError(message, code="not-supported", key="data.test_path")
     return str(model.task)
 
 

@@ -233,6 +233,7 @@ def test_dropout_of_the_config_is_on_and_may_be_off(run_file):
         ({"data.source": "images"}, "data.source=images"),
         ({"model.task": "sequence_classification", "data.source": "text"}, "data.source=text"),
         ({"data.sequence": 65}, "data.sequence=65"),
+        ({"data.test_path": "held_out.txt"}, "data.test_path=held_out.txt"),
         ({"model.lora_rank": 2, "model.lora_targets": ["q_prj"]}, "did you mean 'q_proj'"),
         ({"model.lora_alpha": 2.0}, "model.lora_rank=0"),
         ({"model.task": "sequence_classification"}, "score.weight"),
