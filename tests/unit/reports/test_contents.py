@@ -12,7 +12,7 @@ from paceline.reports.charts import build_charts
 from paceline.reports.comparisons import CostLine, find_cheapest
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import escape_tex, render_markdown, render_page
-from paceline.reports.report import build_tables, report
+from paceline.reports.report import _build_experts, build_tables, report
 from paceline.reports.run_view import Warmup, parse_warmup, read_run_view, thin_points
 from paceline.reports.series import read_times_file
 from paceline.runlog.events import read_steps
@@ -451,3 +451,8 @@ def test_twenty_long_runs_make_a_small_page(twenty_long):
 @pytest.mark.timing
 def test_twenty_long_runs_are_quick(twenty_long):
     assert twenty_long[1] < 10
+
+
+def test_the_load_of_experts_is_a_multiple_of_an_equal_share():
+    (row,) = _build_experts([[0.5, 0.25, 0.25]]).rows
+    assert [float(cell) for cell in row] == [0, 3, 1.5, 0.75]
