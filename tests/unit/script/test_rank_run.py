@@ -113,6 +113,19 @@ def test_the_optimiser_of_the_run_file_has_its_schedule_or_a_factor(train):
     assert rates == pytest.approx([0.1 * (1 - seen / 53) for seen in (0, 16, 32, 48)])
 
 
+def test_equal_blocks_of_a_script_are_compiled_as_asked(train):
+    """On CPU cores too; the losses are those of the run that is not compiled."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    blocks = "model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)], nn.Linear(6, 2))"
+    loop = f"{blocks}\n{LOOP.replace('(model, optimizer)', '(model)')}"
+    plain, compiled = (train(loop, train={"steps": 3, "optimizer": "sgd", "compile": way}) for way in ("off", "on"))
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-5)
+    (start,) = read_events(RunDir(compiled.path).events_file(0), "start")
+    assert start["execution"].startswith("compiled by layer")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
 def test_a_loop_that_is_left_ends_the_run(train):
     result = train(f"{BATCHES}        {STEP}\n        if y.sum() >= 0: break\n")
     assert (result.status, result.summary.why) == ("finished", "the script left its loop")
