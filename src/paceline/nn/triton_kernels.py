@@ -70,6 +70,7 @@ def _compare_noise(start, kept, columns, threshold, BLOCK: tl.constexpr):
 def launch_compare_noise(start: torch.Tensor, columns: int, threshold: int) -> torch.Tensor:
     kept = torch.empty(len(start), columns, dtype=torch.bool, device=start.device)
     block = min(DROPOUT_BLOCK, triton.next_power_of_2(columns))
+    grid, warps = (len(start), triton.cdiv(columns, block)), max(1, min(4, block // 256))
     with torch.cuda.device(start.device):
-        _compare_noise[len(start), triton.cdiv(columns, block)](start, kept, columns, threshold, BLOCK=block)
+        _compare_noise[grid](start, kept, columns, threshold, BLOCK=block, num_warps=warps)
     return kept
