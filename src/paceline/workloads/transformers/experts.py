@@ -9,6 +9,8 @@ from torch import Size, Tensor
 
 from paceline.parallel.parameters import is_sharded
 
+NUMBERED_TWICE = re.compile(r"\.\d+\..*\.\d+\.")  # by layer and expert
+
 
 @dataclass(frozen=True)
 class ExpertMatrix:
@@ -64,7 +66,7 @@ def find_expert_matrices(model: Any, names: Iterable[str]) -> dict[str, ExpertMa
     prefix, state = model.base_model_prefix, model.state_dict()
     for name in names if stacks else ():
         tensor, pattern = rename_source_key(name, renamings, stacks, prefix, state)
-        if pattern is None or tensor not in state:
+        if pattern is None or tensor not in state or name in state:
             continue
         patterns = next(change.source_patterns for change in stacks if pattern in change.source_patterns)
         expert = int(re.findall(r"\.(\d+)\.", name)[-1])  # the number of the layer comes first

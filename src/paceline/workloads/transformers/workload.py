@@ -30,7 +30,7 @@ from paceline.workloads.transformers import samples as kinds
 from paceline.workloads.transformers.chat import PACKABLE, TEMPLATE, ChatCorpus, ChatEncoder, ChatTemplate
 from paceline.workloads.transformers.context import check_model_context, divide_context, gather_context
 from paceline.workloads.transformers.device import PackedTexts, call_on_device, compute_losses_in_head
-from paceline.workloads.transformers.experts import ExpertMatrix, find_expert_matrices
+from paceline.workloads.transformers.experts import NUMBERED_TWICE, ExpertMatrix, find_expert_matrices
 from paceline.workloads.transformers.images import PixelFormat
 from paceline.workloads.transformers.model_files import TOKENIZER, find_dropouts, find_tokenizer_file, read_config
 from paceline.workloads.transformers.pairs import TextFrame, encode_pieces, encode_tagged
@@ -121,8 +121,8 @@ class TransformersModel(Workload):
 
     @cached_property
     def _expert_matrices(self) -> Mapping[str, ExpertMatrix]:
-        model = build.build_transformer(self.config, self.section.task)
-        return find_expert_matrices(model, self.start_shapes.keys() - model.state_dict().keys())
+        names = [name for name in self.start_shapes if NUMBERED_TWICE.search(name)]
+        return find_expert_matrices(build.build_transformer(self.config, self.section.task), names) if names else {}
 
     @cached_property
     def corpus(self) -> Any:
