@@ -109,10 +109,10 @@ def play_run(folder: Path, kills: int, seed: int) -> Played:
         killed_at = time.time()
         found.kills += 1
     assert run is not None
-    times = sorted(event["step_s"] for event in read_events(RunDir(run).events_file(0), "step"))
-    found.step_s = statistics.median(times)
+    kept = {event["step"]: event["step_s"] for event in read_events(RunDir(run).events_file(0), "step")}
+    found.step_s = statistics.median(kept.values())
     _, ended = last_step(run)
-    found.wall_s, found.work_s = ended - judged_from, (steps - done_before) * found.step_s
+    found.wall_s, found.work_s = ended - judged_from, sum(s for step, s in kept.items() if step > done_before)
     return found
 
 
