@@ -33,7 +33,8 @@ def start(launcher: str, file: Path) -> list[subprocess.Popen[bytes]]:
         return [subprocess.Popen([sys.executable, "-m", *words])]
     meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29788", "--local-addr=localhost", "-m"]
     command = [sys.executable, "-m", *AGENT.split(), *meeting, *words]
-    return [subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) for _ in range(4)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # agents may be late
+    return [subprocess.Popen(command, env=environ) for _ in range(4)]
 
 
 def stand_still(launcher: str, folder: Path) -> tuple[float, list[int]]:
