@@ -148,11 +148,11 @@ def test_a_run_is_compiled_as_asked_or_says_once_why_not(kind, wrong, tmp_path):
 
 def test_shapes_that_change_every_step_end_compilation_once(monkeypatch):
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
     monkeypatch.setattr(compile_module, "RECOMPILE_LIMIT", 3)
     block, notices = Block(), []
-    call = Compilation(notices.append).wrap(block.forward, dynamic=False, backend="aot_eager")
-    for rows in range(2, 9):
-        x = torch.randn(rows, 8)
-        torch.testing.assert_close(call(x), block(x))
+    with torch._dynamo.config.patch(recompile_limit=3):
+        call = Compilation(notices.append).wrap(block.forward, dynamic=False, backend="aot_eager")
+        for rows in range(2, 9):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(call(x), block(x))
     assert len(notices) == 1

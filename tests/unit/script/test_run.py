@@ -71,16 +71,16 @@ def test_a_run_file_that_does_not_fit_is_rejected(line, code, key, folder, monke
     assert not (folder / "runs").exists()
 
 
-def test_what_was_foreseen_ends_a_script_with_one_line(folder, monkeypatch, capsys):
+def test_what_was_foreseen_ends_a_script_with_one_line(folder, monkeypatch, capfd):
     script(folder, BY_HAND.replace(', reduction="sum"), len(y))', "), len(y))", 1))
     with pytest.raises(UserError, match="got a mean") as refused:
         by_hand(monkeypatch)
     assert not list((folder / "runs").iterdir())
-    capsys.readouterr()
+    capfd.readouterr()
     with pytest.raises(SystemExit) as left:
         sys.excepthook(UserError, refused.value, None)
     assert left.value.code == 2
-    assert capsys.readouterr().err.startswith("paceline: run.step: ")
+    assert capfd.readouterr().err.startswith("paceline: run.step: ")
 
 
 def test_a_program_without_a_file_is_refused(folder, monkeypatch):
