@@ -1,6 +1,6 @@
 """Does a run that is killed again and again lose the time that the plan says?
 
-    python benchmarks/lost_to_kills.py              # four runs at once, about 14 kills each; a quarter of an hour
+    python benchmarks/lost_to_kills.py              # four runs at once, 3 to 8 kills each; eight minutes
     python benchmarks/lost_to_kills.py --kills 40
 
 A run whose steps mostly wait is trained on two ranks with `--resume-or-start`, killed (SIGKILL, all of its processes)
