@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from paceline.launch.environment import SINGLE_RANK, detect_rank
-from paceline.launch.process_group import join_ranks
+from paceline.launch.process_group import create_device_mesh, join_ranks
 from paceline.launch.signals import StopRequest
 from paceline.layout import layout_of
 from paceline.runlog.events import EventWriter
@@ -117,9 +117,36 @@ def parts_after(spec):
 
 
 def train_rows_through_host(rows, scratch):
-    """The same where messages between two ranks go the way that they take from a device which gloo cannot send from."""
+    """The same where messages and gathers go the way that they take from a device which ranks share."""
+    from paceline.launch.shared_device import HostRoutedGroup, mend_functional_gathers
     from paceline.parallel import pipeline
-    from paceline.parallel.pipeline import HostRoutedGroup
 
+    mend_functional_gathers("CPU")
     pipeline.route_through_host = lambda group, device: HostRoutedGroup(group)
     train_rows(rows, scratch)
+
+
+def gather_in_every_way():
+    """What functional collectives and DTensor gather, by gloo's own way and by that for ranks that share a device."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    from paceline.launch.shared_device import mend_functional_gathers
+
+    def gather(mesh, rank):
+        x = (torch.arange(12.0).view(2, 6) + 100 * rank).requires_grad_()
+        whole = DTensor.from_local(x, mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
+        whole.to_local().square().sum().backward()
+        ops, group = torch.ops._c10d_functional, mesh.get_group().group_name
+        numbers = torch.tensor([rank, 7], dtype=torch.bfloat16)
+        sent = [ops.all_gather_into_tensor(numbers, 2, group)]
+        sent += ops.all_gather_into_tensor_coalesced([torch.arange(3.0) + rank, torch.ones(1, 2)], 2, group)
+        return [whole.to_local().detach(), x.grad, *map(ops.wait_tensor, sent)]
+
+    place = detect_rank(os.environ)
+    with join_ranks(place, "cpu", 1, 120):
+        mesh = create_device_mesh("cpu", (place.world,))
+        plain = gather(mesh, place.rank)
+        mend_functional_gathers("CPU")
+        name = "_c10d_functional::all_gather_into_tensor"
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+        return {"plain": plain, "mended": gather(mesh, place.rank)}

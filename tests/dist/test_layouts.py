@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from layout_rows import held_bytes, train_rows, train_rows_through_host
+from layout_rows import gather_in_every_way, held_bytes, train_rows, train_rows_through_host
 
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of, parse_layout
@@ -174,14 +174,22 @@ def _parameters(spec, prefix=""):
     return sum(math.prod(p.shape) for name, p in model.named_parameters() if name.startswith(prefix))
 
 
-def test_a_pipeline_whose_messages_go_through_host_memory_gives_the_same(trained, tiny_lm, tmp_path):
-    """The way of ranks that share a CUDA device. Each schedule receives and sends in another order."""
-    layouts = [f"pipeline:2:{schedule}" for schedule in ("1f1b", "zero_bubble")]
+def test_gathers_of_ranks_that_share_a_device_are_those_of_others():
+    """pytorch/pytorch#152645: gloo's own gathers of the functional collectives read device memory as host memory."""
+    for found in run_ranks(gather_in_every_way, (), 2):
+        for plain, mended in zip(found["plain"], found["mended"], strict=True):
+            assert torch.equal(plain, mended)
+
+
+def test_messages_and_gathers_through_host_memory_give_the_same(trained, tiny_lm, tmp_path):
+    """The ways of ranks that share a CUDA device. Each schedule receives and sends in another order."""
+    layouts = ["tensor:2+sequence", *(f"pipeline:2:{schedule}" for schedule in ("1f1b", "zero_bubble"))]
     base = tiny_lm.replace({"train.steps": STEPS, "train.evaluate_every": STEPS, "train.evaluate_on": 8})
-    rows = [(named(layout, "host", 4), spec_of(base, layout, "plain")) for layout in layouts]
+    specs = [spec_of(base.replace({"model.layers": depth_of(layout)}), layout, "plain") for layout in layouts]
+    rows = [(named(layout, "host", depth_of(layout)), spec) for layout, spec in zip(layouts, specs, strict=True)]
     run_ranks(train_rows_through_host, (rows, str(tmp_path)), 2)
     for layout, (name, _) in zip(layouts, rows, strict=True):
-        straight, weights = trained(layout, "plain", 4)
+        straight, weights = trained(layout, "plain", depth_of(layout))
         folder = tmp_path / name
         found = read_tensors(find_newest(folder / "checkpoints", print))
         assert [step["loss"] for step in read_steps(folder / "rank0.jsonl")] == [step["loss"] for step in straight]

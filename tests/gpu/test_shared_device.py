@@ -19,7 +19,7 @@ from results import losses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-PLAIN = ("ddp:2", "zero1:2", "zero2:2", "zero3:2", "fsdp:2", "tensor:2")
+PLAIN = ("ddp:2", "zero1:2", "zero2:2", "zero3:2", "fsdp:2", "tensor:2", "tensor:2+sequence", "context:2")
 PIPELINES = tuple(f"pipeline:2:{schedule}" for schedule in ("gpipe", "1f1b", "interleaved"))
 FOUR = ("ddp:4", "hsdp:2x2", "fsdp:2+tensor:2", "fsdp:2+pipeline:2")
 COMPILED = ("ddp:2", "zero1:2", "zero2:2", "fsdp:2", "pipeline:2:1f1b", "tensor:2")
@@ -123,10 +123,3 @@ def test_topics_on_ranks_that_share(tmp_path):
         spec = build_spec({**run, "data": {"path": str(tmp_path / "x.npy")}, "parallel": parallel})
         found.append(losses(train(spec, tmp_path, show=False)))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
-
-
-def test_what_gloo_cannot_do_on_a_device_is_refused(tiny_lm, tmp_path):
-    layout = keys_of("tensor:2+sequence")
-    spec = tiny_lm.replace({"train.steps": 1, "parallel.device": "cuda", "parallel.backend": "gloo", **layout})
-    with pytest.raises(UserError, match=r"parallel\.sequence=false"):
-        train(spec, tmp_path, show=False)

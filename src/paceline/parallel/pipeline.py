@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from paceline.errors import UserError
+from paceline.launch.shared_device import route_through_host
 from paceline.layout import TWO_STAGE_SCHEDULES, Layout
 from paceline.nn.keyed_dropout import KeyedPasses
 from paceline.parallel.parameters import LocalParameter, LocalParameters, find_shared_parameters
@@ -212,53 +213,3 @@ def broadcast_result(found: Any, group: dist.ProcessGroup, source: int, device: 
 class _Like:
     shape: torch.Size
     dtype: torch.dtype
-
-
-def needs_host_copy(group: dist.ProcessGroup, device_type: str) -> bool:
-    """Return whether gloo, which cannot send from a device, carries what ranks exchange on one."""
-    return device_type != "cpu" and f"{device_type}:gloo" in dist.get_backend_config(group).split(",")
-
-
-def route_through_host(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """Return the group, or one like it that sends from host memory."""
-    return cast(dist.ProcessGroup, HostRoutedGroup(group)) if needs_host_copy(group, device.type) else group
-
-
-class HostRoutedGroup:
-    """A process group for `torch.distributed` that sends and receives through host memory."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._group, name)
-
-    def __eq__(self, other: object) -> bool:
-        """torch finds the ranks of a group in a table of groups."""
-        return self._group == (other._group if isinstance(other, HostRoutedGroup) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._group)
-
-    def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> dist.Work:
-        on_host = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]  # a caller may overwrite it
-        return self._group.send(on_host, to, tag)
-
-    def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> "PendingReceive":
-        on_host = [torch.empty_like(tensor, device="cpu") for tensor in tensors]
-        return PendingReceive(self._group.recv(on_host, source, tag), on_host, tensors)
-
-
-@dataclass
-class PendingReceive:
-    """A message in flight; its tensors are filled when it is waited for."""
-
-    work: dist.Work
-    on_host: Sequence[Tensor]
-    tensors: Sequence[Tensor]
-
-    def wait(self, *timeout: Any) -> bool:
-        self.work.wait(*timeout)
-        for tensor, arrived in zip(self.tensors, self.on_host, strict=True):
-            tensor.detach().copy_(arrived)
-        return True

@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
 from paceline.errors import UserError
-from paceline.parallel.pipeline import needs_host_copy
 
 RULES = ("column", "row", "gather", "sequence", "vocabulary")
 ALONG = 1  # the axis of positions in (samples, positions, features)
@@ -36,8 +35,6 @@ def apply_tensor_parallel(model: nn.Module, rules: Mapping[str, str], mesh: Devi
             raise _sequence_error(f"{reason}; add  {name!r}: 'sequence'  to shard_rules")
         if rule is not None and (style := _choose_style(rule, module, sequence)) is not None:
             plan[name] = style
-    if sequence and needs_host_copy(mesh.get_group(), mesh.device_type):
-        raise _sequence_error("ranks that share a CUDA device sum through gloo, which crashes here")
     return parallel.parallelize_module(model, mesh, plan)
 
 

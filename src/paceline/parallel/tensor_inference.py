@@ -24,7 +24,6 @@ from paceline.layout import Layout
 from paceline.nn.experts import find_experts
 from paceline.nn.keyed_dropout import PASS, SITE, TORCHS
 from paceline.parallel.dataflow import NOWHERE, Dataflow, run_on_fakes
-from paceline.parallel.pipeline import needs_host_copy
 from paceline.workload import Workload
 
 WHOLE, HEADS = Replicate(), -3  # the axis of heads in (…, heads, tokens, features)
@@ -42,9 +41,6 @@ class InferredRules:
 
     def apply(self, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
         """Divide what rules name, and let the layers that hold it compute on DTensors."""
-        if needs_host_copy(mesh.get_group(), mesh.device_type):
-            reason = "ranks that share a CUDA device gather through gloo, and such runs have crashed"
-            raise _tensor_error(mesh.size(), f"{reason}; use a device for each rank, or parallel.strategy=fsdp")
         DTensor._op_dispatcher._allow_implicit_replication = True  # masks and tables beside them are whole on all ranks
         names, ranks = {id(module): name for name, module in model.named_modules()}, mesh.size()
         for block in blocks:

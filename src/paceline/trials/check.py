@@ -135,7 +135,7 @@ def check(
     variants = []
     for (layout, values), passes in product(wanted, accumulate):
         name = f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout
-        variant = _build_variant_spec(spec, values, passes, steps)
+        variant = build_variant_spec(spec, values, passes, steps)
         variants.append(Variant(layout, name, passes, variant, alone=variant.parallel.ranks == 1))
     _check_variants(variants)
     if spec.entry.batched and spec.train.batchnorm_group == "auto":
@@ -168,7 +168,7 @@ def check(
         together = [variant for variant in variants if not variant.alone]
         run_trials([*together, *(variant for variant in variants if variant.alone and main)], run, record)
         first = results.get(variants[0].name)
-        return [_compare_results(first, results[v.name], v) for v in variants] if main and first is not None else []
+        return [compare_results(first, results[v.name], v) for v in variants] if main and first is not None else []
 
     # Ranks of a launcher may be on several machines: they share the folder that they were started in, not /tmp.
     with tempfile.TemporaryDirectory(prefix="paceline-check-", dir=None if launched is None else ".") as scratch:
@@ -219,7 +219,8 @@ def _check_variants(variants: Sequence[Variant]) -> None:
             raise option_error("--accumulate", wrong, "conflict")
 
 
-def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
+def build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int, steps: int) -> RunSpec:
+    """Return the spec that trains so many steps on a layout, in so many passes."""
     layout = {name: getattr(DEFAULT_PARALLEL, name) for name in (*LAYOUT_FIELDS, "micro_batch", "reduce")} | parallel
     values: dict[str, Any] = {"train.epochs": None, "train.steps": steps, "train.loggers": []}
     spec = fix_strategy(spec.replace({**values, **{f"parallel.{name}": value for name, value in layout.items()}}))
@@ -229,7 +230,8 @@ def _build_variant_spec(spec: RunSpec, parallel: dict[str, Any], accumulate: int
     return spec.replace({"parallel.micro_batch": math.ceil(per_rank / accumulate)})
 
 
-def _compare_results(reference: RunResult, other: RunResult, variant: Variant) -> LayoutDifference:
+def compare_results(reference: RunResult, other: RunResult, variant: Variant) -> LayoutDifference:
+    """Return the largest differences of two runs, of which the second is the variant."""
     ours, theirs = (read_steps(RunDir(r.path).events_file(0)) for r in (reference, other))
     if len(ours) != len(theirs):
         raise RunFailed(f"{len(theirs)} steps on {variant.name} against {len(ours)}")

@@ -1,7 +1,6 @@
 """How models are wrapped: what is gathered together, built without memory or rejected; groups of parameters."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +9,12 @@ from torch import nn
 from paceline.config import Train, build_spec
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.parallel import fsdp, parallelize, pipeline, tensor, tensor_inference
+from paceline.parallel import fsdp, parallelize, pipeline, tensor
 from paceline.parallel.parameters import resolve_groups
 from paceline.runlog.run_dir import RunDir
 from paceline.trainer.run import build_resumed_spec
 from paceline.trials.check import compare_weights
 from paceline.workload import Workload
-from results import expect_error
 
 
 class Chain(nn.Module):
@@ -212,10 +210,3 @@ def test_a_run_file_names_what_is_wrong_with_a_group():
         build_spec({"train": {"groups": {"head.*": {"lr": 0}}}})
     with pytest.raises(UserError, match=r"groups\.head\.\*\.rate"):
         build_spec({"train": {"groups": {"head.*": {"rate": 1}}}})
-
-
-def test_rules_that_were_found_need_a_device_for_each_rank(monkeypatch):
-    monkeypatch.setattr(tensor_inference, "needs_host_copy", lambda group, kind: kind == "cuda")
-    mesh = SimpleNamespace(get_group=lambda: None, device_type="cuda", size=lambda: 2)
-    with expect_error("not-supported", "parallel.tensor"):
-        tensor_inference.InferredRules({}, 0).apply(Chain(), [], mesh)
