@@ -66,15 +66,24 @@ def main() -> None:
     parser.add_argument("--rivals", choices=("all", "first", "none"), default="all")
     parser.add_argument("--ways", default="", help="only those whose name matches")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no way of a row after these")
     arguments = parser.parse_args()
+    started = time.monotonic()
     name = torch.cuda.get_device_name() if CUDA else "CPU"
     print(f"{name}, torch {torch.__version__}, {arguments.steps} steps", flush=True)
     found: dict[str, dict[str, Result]] = {}
     for row in arguments.rows:
         with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-            ways = list(guest_ways(row, Path(folder), arguments) if row in GUESTS else module_ways(row, arguments))
             found[row] = {}
+            try:
+                ways = list(guest_ways(row, Path(folder), arguments) if row in GUESTS else module_ways(row, arguments))
+            except Exception:
+                traceback.print_exc()
+                continue
             for way, run in ((way, run) for way, run in ways if re.search(arguments.ways, way)):
+                if time.monotonic() - started > arguments.seconds:
+                    print(f"{row:7s} {way:18s} not begun after {arguments.seconds:.0f} s", flush=True)
+                    continue
                 found[row][way] = measured(run)
                 print(show(row, way, found[row]), flush=True)
                 if arguments.out:
@@ -119,7 +128,7 @@ def show(row: str, way: str, found: dict[str, Result]) -> str:
 def summarise(marks: list[float], losses: list[float], began: float) -> Result:
     """Of the clock after every `WINDOW` steps: the median of the later steps."""
     each = [(b - a) / WINDOW * 1e3 for a, b in pairwise(marks)]
-    late = each[int(WARM * len(each)) :]
+    late = each[int(WARM * len(each)) :] or [math.nan]
     return {"step_ms": statistics.median(late), "first_s": round(marks[0] - began, 1), "losses": losses}
 
 
