@@ -115,6 +115,16 @@ class RankUnresponsive(RunFailed):
         return type(self), (self.rank, str(self))
 
 
+def reject_value(key: str, value: object, reason: str, code: Code = "not-supported") -> UserError:
+    """Return the error for a value of the run file that cannot be used here."""
+    return UserError(f"{key}={value}: {reason}", code=code, key=key)
+
+
+def invalid_workload(method: str, reason: str) -> UserError:
+    """Return the error for a method or an attribute of a workload that does not keep its contract."""
+    return UserError(f"workload: {reason}", code="invalid-workload", key=method)
+
+
 def join_names(names: Sequence[str], most: int = 4) -> str:
     """Join the first names on one line, and count the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""

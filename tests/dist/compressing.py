@@ -35,10 +35,11 @@ def bucket_of(grads):
 
 
 def on_ranks():
-    """What each of the functions below finds on this rank, together with the others."""
+    """Check all of it on this rank, together with the others."""
     place = detect_rank(os.environ)
     with join_ranks(place, "cpu", 1, 120):
-        return {do.__name__: do(place.rank, place.world) for do in (powersgd, rounded, local)}
+        for check in (sends_low_rank_whole, follows_torch, keeps_and_settles, rounds, joins):
+            check(place.rank, place.world)
 
 
 def model():
@@ -68,61 +69,60 @@ def apart(a, b):
     return max(float((a[name] - b[name]).abs().max() / b[name].abs().max()) for name in b)
 
 
-def powersgd(rank, ranks):
-    found = {}
-    ours, timer = PowerSGD(model(), Counted()), Counted()
-    ours.timer = timer
-    found["compressed"] = sorted(ours.qt)
-
+def sends_low_rank_whole(rank, ranks):
+    ours = PowerSGD(model(), timer := Counted())
+    assert sorted(ours.qt) == ["tall", "wide"], "vectors and small matrices are sent as they are"
     low = draw(rank, 1, inner=4 // ranks)
     want = total(low)
     ours.reduce(low)
-    found["what has rank 4 is sent whole"] = apart(low, want)
-    found["collectives"] = timer.take()
+    assert apart(low, want) < 1e-10
+    assert timer.take() == (0, 2), "two sums, and nothing is done beside them"
 
+
+def follows_torch(rank, ranks):
     ours, theirs = PowerSGD(model(), Counted()), PowerSGDState(None, 4, start_powerSGD_iter=2, min_compression_rate=2)
     names = list(SHAPES)
     theirs.iter = 2
     large = [name for name in names if name in ours.qt]
     theirs.q_memory_dict[0] = torch.cat([ours.qt[name].T.reshape(-1) for name in large])
     theirs.p_memory_dict[0] = torch.empty(sum(4 * SHAPES[name][0] for name in large)).double()
-    differences, losses, kept = [], [], []
     for step in range(4):
         grads = draw(rank, step)
         want = total(grads)
         bucket = bucket_of([grads[name] * ranks for name in names])  # theirs is a mean
         powerSGD_hook(theirs, bucket).wait()
         ours.reduce(grads)
-        differences.append(apart(dict(zip(names, bucket.gradients(), strict=True)), grads))
-        losses.append(apart(grads, want))
-        kept.append(sum(float(k.norm()) for k in ours.kept.values()))
-    found["torch's own"], found["exact sum"], found["kept"] = max(differences), max(losses), kept[-1]
+        assert apart(dict(zip(names, bucket.gradients(), strict=True)), grads) < 1e-10
+        assert apart(grads, want) > 0.1, "random matrices are not of low rank"
 
-    twin = PowerSGD(model(), Counted())
+
+def keeps_and_settles(rank, ranks):
+    ours, twin = PowerSGD(model(), Counted()), PowerSGD(model(), Counted())
+    for step in range(4):
+        ours.reduce(draw(rank, step))
+    assert all(k.norm() > 0 for k in ours.kept.values()), "the error is fed back"
     for name in ours.qt:
         twin.qt[name].copy_(ours.qt[name])
         twin.kept[name].copy_(ours.kept[name])
     twin.average_state([])
-    found["kept, the same on all"] = all(same_on_all(k) for k in twin.kept.values())
+    assert all(same_on_all(k) for k in twin.kept.values())
     one, other = draw(rank, 9), draw(rank, 9)
     ours.reduce(one)
     twin.reduce(other)
-    found["settled"] = apart(one, other)
+    assert apart(one, other) < 1e-10, "a checkpoint changes nothing but rounding"
 
     before = {name: k.clone() for name, k in ours.kept.items()}
     poisoned = draw(rank, 10)
     if rank == 0:
         poisoned["tall"][3, 3] = float("inf")
     ours.reduce(poisoned)
-    found["seen"] = not all(bool(torch.isfinite(g).all()) for g in poisoned.values())
-    found["trace"] = any(not torch.equal(before[name], k) for name, k in ours.kept.items())
-    return found
+    assert not all(bool(torch.isfinite(g).all()) for g in poisoned.values()), "all know of an overflow of one"
+    assert all(torch.equal(before[name], k) for name, k in ours.kept.items()), "and it is not fed back"
 
 
-def rounded(rank, ranks):
-    """Distances to the exact sum through DistributedDataParallel, and how collectives were reported."""
-    found = {}
-    for dtype in (torch.bfloat16, torch.float16):
+def rounds(rank, ranks):
+    """Through DistributedDataParallel, near the exact sum, which fp16 could not hold."""
+    for dtype, near in ((torch.bfloat16, 2**-6), (torch.float16, 2**-9)):
         timer = Counted()
         torch.manual_seed(0)
         net = nn.Linear(40, 30).double()
@@ -133,14 +133,12 @@ def rounded(rank, ranks):
         (wrapped(x) * weight.T).sum().backward()
         want = weight * sum(scale * (r + 1) / ranks for r in range(ranks))
         assert want.abs().max() > 70_000
-        found[str(dtype)] = float(((net.weight.grad - want).abs() / want.abs().max()).max())
-        found[f"collectives of {dtype}"] = timer.take()
-    return found
+        assert float(((net.weight.grad - want).abs() / want.abs().max()).max()) < near
+        assert timer.take() == (1, 0)
 
 
-def local(rank, ranks):
-    """Joining: the mean for local SGD, the same bits on all ranks, one collective each."""
-    found = {}
+def joins(rank, ranks):
+    """The mean for local SGD, the same bits on all ranks, one collective each."""
     for outer in (False, True):
         timer, net = Counted(), model()
         joiner = LocalSGD(net, 3, timer, outer)
@@ -151,15 +149,14 @@ def local(rank, ranks):
             alone = {name: p.detach().clone() for name, p in net.items()}
             joiner.average_models(step, now=False)
         joiner.average_models(3, now=True)  # again: nothing happens
-        found["collectives", outer] = timer.take()
-        found["same", outer] = all(same_on_all(p.detach()) for p in net.values())
+        assert timer.take() == (0, 1)
+        assert all(same_on_all(p.detach()) for p in net.values())
         mean = {name: value / ranks for name, value in total(alone).items()}
         want = {n: began[n] - 0.7 * 1.9 * (began[n] - mean[n]) for n in began} if outer else mean
-        found["apart", outer] = apart({name: p.detach() for name, p in net.items()}, want)
+        assert apart({name: p.detach() for name, p in net.items()}, want) < 1e-12
     moments = [torch.full((3,), float(rank)), torch.tensor(float(rank)), torch.full((2,), float(rank)).double()]
     joiner.average_state(moments)
-    found["moments"] = all(bool((m == (ranks - 1) / 2).all()) for m in moments)
-    return found
+    assert all(bool((m == (ranks - 1) / 2).all()) for m in moments)
 
 
 def same_on_all(tensor):

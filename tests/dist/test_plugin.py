@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import paceline
 from paceline.cli.main import main
 from paceline.config import registry
-from results import expect_error
 
 PACKAGE = Path(__file__).parents[1] / "plugin"
 RUN = "name: line\nworkload: line\ndata: {points: 64}\ntrain: {steps: 6, global_batch: 16, lr: 0.1}\n"
@@ -57,11 +55,3 @@ def test_all_verbs_take_a_workload_of_an_installed_package(found, capsys, tmp_pa
     assert "2" in says(capsys, "measure", run, "--ranks", "1,2", "--steps", 4, "--repeats", 1)
     says(capsys, "report", "runs/line", "runs/line-measure", "--out", "page")
     assert "line" in (tmp_path / "page" / "report.html").read_text()
-
-
-def test_an_unknown_name_is_answered_with_the_installed_ones_too(found, tmp_path):
-    (tmp_path / "line.yaml").write_text(RUN.replace("workload: line", "workload: lime"))
-    with expect_error("unknown-name") as error:
-        paceline.load(tmp_path / "line.yaml")
-    for part in ("did you mean 'line'?", ", ".join([*registry.BUILT_IN, "line"])):
-        assert part in str(error.value)

@@ -3,7 +3,7 @@
 A group is computed whole on one rank. Running statistics move once per step, by the mean over all of its groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -121,7 +121,7 @@ def list_batch_norms(parts: Sequence[nn.Module]) -> list[GroupedBatchNorm]:
 
 @torch.no_grad()
 def update_running_statistics(
-    norms: Sequence[GroupedBatchNorm], several: bool, waiting: AbstractContextManager[object] | None = None
+    norms: Sequence[GroupedBatchNorm], several: bool, wait: Callable[[], AbstractContextManager[object]] = nullcontext
 ) -> None:
     """Move the running statistics by the mean of those of the step's groups, of `several` ranks in one message."""
     norms = [norm for norm in norms if norm.running_mean is not None]
@@ -129,7 +129,7 @@ def update_running_statistics(
         return
     flat = _sum_over_groups(norms)
     if several and dist.is_initialized():
-        with waiting or nullcontext():
+        with wait():
             dist.all_reduce(flat)
     sizes = [size for norm in norms for size in (2 * norm.num_features, 1)]
     sums = flat.split(sizes)

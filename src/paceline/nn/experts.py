@@ -29,13 +29,13 @@ class Experts(nn.Module):
         return run_experts(self, None, x_TD, chosen_Tk, scores_Tk)
 
 
-def balance_by_bias(models: Sequence[Any], several: bool, waiting: AbstractContextManager[object]) -> None:
+def balance_by_bias(models: Sequence[Any], several: bool, wait: Callable[[], AbstractContextManager[object]]) -> None:
     """Let models that keep `expert_load` move their biases after a step, by the tokens of all ranks."""
     if not models:
         return
     load_LE = sum(model.expert_load for model in models)
     if several and dist.is_initialized():
-        with waiting:
+        with wait():
             dist.all_reduce(load_LE)
     for model in models:
         model.balance_experts(load_LE)

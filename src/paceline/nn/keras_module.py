@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.errors import UserError
+from paceline.errors import invalid_workload
 from paceline.nn.batch_norm import NORMS, GroupedBatchNorm, GroupedBatchNorm1d
 from paceline.nn.keras_backend import import_keras
 from paceline.nn.keyed_dropout import PASS, SITE, Site
@@ -50,8 +50,8 @@ class KerasModule(nn.Module):
         buffers = [name for name, _ in model.named_buffers()]
         if buffers or not model.built or not model.variables:
             lost = f"a torch buffer, {buffers[0]}, which Keras would lose" if buffers else ""
-            message = f"workload: the Keras model {model.name!r} has {lost or 'no weights; call  model.build(shape)'}"
-            raise UserError(message, code="invalid-workload", key="model")
+            lost = lost or "no weights; call  model.build(shape)"
+            raise invalid_workload("model", f"the Keras model {model.name!r} has {lost}")
         dropouts = list(filter(_is_dropout, list_layers(model)))
         norms = [layer for layer in list_layers(model) if type(layer) is keras.layers.BatchNormalization]
         self.__dict__["original"] = model  # beside torch's registration

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from paceline.config import RunSpec
-from paceline.errors import UserError, join_names
+from paceline.errors import join_names, reject_value
 from paceline.layout import Layout
 from paceline.nn.batch_norm import GroupedBatchNorm, group_batch_norms, update_running_statistics
 from paceline.nn.experts import balance_by_bias
@@ -37,8 +37,9 @@ class BatchLayers:
 
     def update_statistics(self, several: bool, timer: CollectiveTimer | None = None) -> None:
         """Move running statistics and biases of experts by those of a step, of all ranks."""
-        update_running_statistics(self.norms, several, timer.blocking() if timer else None)
-        balance_by_bias(self.mixtures, several, timer.blocking() if timer else nullcontext())
+        wait = timer.blocking if timer else nullcontext
+        update_running_statistics(self.norms, several, wait)
+        balance_by_bias(self.mixtures, several, wait)
 
 
 def convert_batch_layers(model: nn.Module, spec: RunSpec, layout: Layout, device: torch.device) -> None:
@@ -47,8 +48,7 @@ def convert_batch_layers(model: nn.Module, spec: RunSpec, layout: Layout, device
     mark_sites(model)
     if wanted == "sync":
         if layout.ranks > 1 and device.type == "cpu" and any(isinstance(m, _NormBase) for m in model.modules()):
-            message = "train.batchnorm_group=sync needs CUDA devices; use a number of samples, or auto"
-            raise UserError(message, code="not-supported", key="train.batchnorm_group")
+            raise reject_value("train.batchnorm_group", wanted, "needs CUDA devices; use a number of samples, or auto")
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
     elif wanted != "as_is" and layout.pipeline == 1:
         group_batch_norms(model, layout.batchnorm_group(wanted))

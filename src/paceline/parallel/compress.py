@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from paceline.config import Parallel
 from paceline.io.safe_yaml import load_yaml
-from paceline.parallel.ddp import Hook, average_tensors, broadcast_model, copy_parts, flatten_tensors, start_sum
+from paceline.parallel.ddp import (
+    Hook,
+    SumFuture,
+    average_tensors,
+    broadcast_model,
+    copy_parts,
+    flatten_tensors,
+    start_sum,
+)
 from paceline.parallel.precision import HALF
 from paceline.runlog.timers import CollectiveTimer
 
@@ -46,7 +54,7 @@ class HalfPrecisionReduction(GradientReduction):
     def __init__(self, dtype: torch.dtype, timer: CollectiveTimer) -> None:
         self.dtype, self.timer, self.hook = dtype, timer, self._send
 
-    def _send(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _send(self, state: Any, bucket: dist.GradBucket) -> SumFuture:
         exact, ranks = bucket.buffer(), dist.get_world_size()
         rounded = exact.div(ranks).to(self.dtype)
         return start_sum(rounded, self.timer, lambda summed: exact.copy_(summed).mul_(ranks))
@@ -65,7 +73,7 @@ class PowerSGD(GradientReduction):
         self.names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self.kept: dict[str, Tensor] = {}  # remainders, on the scale of the sum over ranks
         self.qt: dict[str, Tensor] = {}  # Qᵀ: products with its rows are several times as fast as with the columns of Q
-        self._full: list[tuple[dict[str, Tensor], Tensor, torch.futures.Future[Tensor]]] = []
+        self._full: list[tuple[dict[str, Tensor], Tensor, SumFuture]] = []
         draw = torch.Generator().manual_seed(0)  # the same on every rank
         for name, p in model.named_parameters():
             rows, columns = p.shape[0] if p.ndim else 1, math.prod(p.shape[1:])
@@ -80,9 +88,9 @@ class PowerSGD(GradientReduction):
     def average_state(self, moments: Iterable[Tensor]) -> None:
         average_tensors(self.kept.values())
 
-    def _collect(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _collect(self, state: Any, bucket: dist.GradBucket) -> SumFuture:
         buffer = bucket.buffer()
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        future: SumFuture = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
         grads = {self.names[id(p)]: g for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)}
         self._full.append((grads, buffer, future))
         if bucket.is_last():
@@ -106,12 +114,12 @@ class PowerSGD(GradientReduction):
         qts = {name: ps[name].T @ m for name, m in large.items()}
         finite &= self._sum([*qts.values()])
         for name, m in large.items():
-            if finite:
-                qt = self.qt[name].copy_(qts[name]).div_(ranks)
-                torch.addmm(m, ps[name], qt, alpha=-1, out=self.kept[name])
-                torch.mm(ps[name], qt, out=m)
-            else:
-                m.fill_(math.nan)  # this step is not applied, and must leave no trace in those that follow
+            if not finite:  # this step is not applied, and must leave no trace in those that follow
+                m.fill_(math.nan)
+                continue
+            qt = self.qt[name].copy_(qts[name]).div_(ranks)
+            torch.addmm(m, ps[name], qt, alpha=-1, out=self.kept[name])
+            torch.mm(ps[name], qt, out=m)
 
     def _sum(self, tensors: list[Tensor]) -> bool:
         """Replace tensors by their sums over ranks; return whether all are finite."""
@@ -189,16 +197,12 @@ def describe_difference(parallel: Parallel) -> dict[str, Any] | None:
     mode = parallel.reduce
     if mode == "exact" or (parallel.ranks == 1 and mode != "diloco"):
         return None
-    measured, is_local = dict(DIFFERENCES["modes"][mode]), mode in LOCAL_MODES
+    measured, local = dict(DIFFERENCES["modes"][mode]), mode in LOCAL_MODES
+    note, task = measured.pop("note"), {name: DIFFERENCES[name] for name in ("task", "measured_by")}
     return {
         "answer_of": "plain data parallelism (parallel.reduce=exact)",
         "reduce": mode,
-        "local_steps": parallel.local_steps if is_local else None,
-        "note": measured.pop("note"),
-        "on_test_task": {
-            "task": DIFFERENCES["task"],
-            "local_steps": Parallel().local_steps if is_local else None,
-            **measured,
-            "measured_by": DIFFERENCES["measured_by"],
-        },
+        "local_steps": parallel.local_steps if local else None,
+        "note": note,
+        "on_test_task": {**task, "local_steps": Parallel().local_steps if local else None, **measured},
     }

@@ -26,7 +26,8 @@ ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 AT_ONCE_BYTES = 25_000_000
 SAME_WEIGHTS = 1e-3  # of the norm, by which the sums of two first weights may differ: other processors round otherwise
 T = TypeVar("T", bound=Tensor)
-Hook = Callable[..., torch.futures.Future[Tensor]]
+SumFuture = torch.futures.Future[Tensor]
+Hook = Callable[..., SumFuture]
 
 
 def wrap_ddp(
@@ -46,15 +47,15 @@ def wrap_ddp(
 def make_sum_hook(timer: CollectiveTimer) -> Hook:
     """Return a hook that sums gradients, where DistributedDataParallel would average them, and times it."""
 
-    def sum_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        return start_sum(bucket.buffer(), timer, lambda summed: summed)
+    def sum_bucket(state: Any, bucket: dist.GradBucket) -> SumFuture:
+        return start_sum(bucket.buffer(), timer)
 
     return sum_bucket
 
 
 def start_sum(
-    bucket: Tensor, timer: CollectiveTimer, result: Callable[[Tensor], Tensor]
-) -> torch.futures.Future[Tensor]:
+    bucket: Tensor, timer: CollectiveTimer, result: Callable[[Tensor], Tensor] = lambda summed: summed
+) -> SumFuture:
     """Start to sum a bucket over ranks; `result` turns the sum into what the hook returns."""
     started = timer.now()
 
@@ -75,8 +76,8 @@ def reject_unused_parameters(model: nn.Module, parameters: LocalParameters) -> N
     if not isinstance(model, DistributedDataParallel):
         return
     if unused := [part.name for part in parameters if part.param.grad is None]:
-        reason = f"workload: on several ranks every parameter must take part in the loss, and {join_names(unused)} had"
-        advice = "no gradient; use it in forward(), remove it, or freeze it with  requires_grad_(False)"
+        reason = f"workload: on several ranks every parameter must take part in the loss; {join_names(unused)} had"
+        advice = "no gradient: use it in forward(), or freeze it with  requires_grad_(False)"
         raise RunFailed(f"{reason} {advice}", code="invalid-workload", key="loss")
 
 
@@ -87,11 +88,12 @@ def compare_first_weights(model: nn.Module) -> None:
     """
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return
-    named = {name: p.detach().flatten() for name, p in model.named_parameters() if not p.is_meta and p.numel()}
-    named = {name: p if p.is_floating_point() else p.double() for name, p in named.items()}
-    norm, f64 = torch.linalg.vector_norm, torch.float64
-    sums = {n: (p.sum(dtype=f64), p[::2].sum(dtype=f64), norm(p, dtype=f64)) for n, p in named.items()}
-    mine = {name: tuple(map(float, found)) for name, found in sums.items()}
+    mine, f64 = {}, torch.float64
+    for name, p in model.named_parameters():
+        if not p.is_meta and p.numel():
+            flat = p.detach().flatten() if p.is_floating_point() else p.detach().flatten().double()
+            norm = torch.linalg.vector_norm(flat, dtype=f64)
+            mine[name] = float(flat.sum(dtype=f64)), float(flat[::2].sum(dtype=f64)), float(norm)
     (first_host, first), *others = gather_objects((socket.gethostname(), mine))
     for rank, (host, theirs) in enumerate(others, 1):
         for name in first | theirs:
@@ -99,7 +101,7 @@ def compare_first_weights(model: nn.Module) -> None:
             other = theirs.get(name, (-inf, -inf))
             if any(abs(a - b) > SAME_WEIGHTS * size for a, b in zip(own, other[:2], strict=True)):
                 both = f"rank {rank} ({host}) has drawn another {name} than rank 0 ({first_host})"
-                advice = "draw weights from torch's generator, which train.seed seeds, or from a seeded one"
+                advice = "draw weights from a generator that is seeded, as torch's is"
                 raise UserError(f"ranks differ in model: {both}; {advice}", code="conflict", key="model")
 
 

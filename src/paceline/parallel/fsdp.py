@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from paceline.errors import UserError
+from paceline.errors import reject_value
 from paceline.layout import Layout
 from paceline.nn.experts import find_experts
 from paceline.parallel.parameters import find_shared_parameters
@@ -119,8 +119,7 @@ def reject_unshardable(model: nn.Module, blocks: Sequence[nn.Module], layout: La
     scalars = [name for name, p in model.named_parameters() if not p.ndim]
     reasons += [f"{name} is a single number and cannot be divided; make it of shape [1]" for name in scalars]
     for reason in reasons:
-        message = f"parallel.strategy={layout.strategy}: {reason}"
-        raise UserError(message, code="not-supported", key="parallel.strategy")
+        raise reject_value("parallel.strategy", layout.strategy, reason)
 
 
 def _timed(collective: Any, timer: CollectiveTimer) -> Any:

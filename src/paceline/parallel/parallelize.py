@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.config import RunSpec
-from paceline.errors import UserError
+from paceline.errors import invalid_workload, reject_value
 from paceline.execution import CPU, CUDA, Execution, Target
 from paceline.launch.process_group import create_device_mesh, flatten_mesh, init_single_rank_group
 from paceline.layout import Layout
@@ -261,9 +261,8 @@ def transform_layers(model: nn.Module, setup: ModelSetup, blocks: Sequence[nn.Mo
         use_fp8(blocks or [model], setup.device)
     if layout.checkpointing != "none":
         if not blocks:
-            key, method = "parallel.activation_checkpointing", "blocks(model) -> list of layers"
-            reason = f"the model has no repeated layers; give its Workload class a method  {method}"
-            raise UserError(f"{key}: {reason}", code="not-supported", key=key)
+            reason = "the model has no repeated layers; give its Workload a method  blocks(model) -> list of layers"
+            raise reject_value("parallel.activation_checkpointing", layout.checkpointing, reason)
         _recompute(blocks, layout.checkpointing)
     if setup.execution.compiled_layers:
         compile_model(model, setup)
@@ -332,8 +331,7 @@ def _build_empty_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups] |
 def _build_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
     found: object = setup.workload.model()
     if not isinstance(found, nn.Module):
-        reason = f"workload: model() returned {type(found).__name__}; it must return a torch.nn.Module"
-        raise UserError(reason, code="invalid-workload", key="model")
+        raise invalid_workload("model", f"model() returned {type(found).__name__}; it must return a torch.nn.Module")
     if has_keras(found):
         reject_for_keras(setup.spec, setup.layout)
     train = setup.spec.train
@@ -352,17 +350,16 @@ def reject_for_keras(spec: RunSpec, layout: Layout) -> None:
     """Raise UserError for what a Keras model cannot do: its variables hold whole weights beside the module."""
     key, reason = "", ""
     if spec.train.precision in ("fp64", "fp8"):
-        key, reason = "train.precision", "is not supported by Keras on torch; use fp32 or bf16"
+        key, reason = "train.precision", "Keras on torch does not support it; use fp32 or bf16"
     elif spec.train.weights == "bf16":
-        key, reason = "train.weights", "is not supported by Keras on torch; use fp32"
+        key, reason = "train.weights", "Keras on torch does not support it; use fp32"
     elif not layout.plain and layout.strategy != "zero1":
         axes = (axis for axis in ("tensor", "context", "expert", "pipeline") if getattr(layout, axis) > 1)
         key = f"parallel.{next(axes, 'strategy')}"
-        reason = "divides weights, which Keras holds itself; use parallel.strategy=ddp, or zero1"
+        reason = "it divides weights, which Keras holds itself; use parallel.strategy=ddp, or zero1"
     if reason:
         section, _, name = key.partition(".")
-        message = f"{key}={getattr(getattr(spec, section), name)}: it {reason}"
-        raise UserError(message, code="not-supported", key=key)
+        raise reject_value(key, getattr(getattr(spec, section), name), reason)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from paceline.config import ParameterGroup, Train
-from paceline.errors import UserError, did_you_mean, join_names
+from paceline.errors import UserError, did_you_mean, invalid_workload, join_names
 from paceline.nn.nf4 import count_elements
 from paceline.workload import Workload
 
@@ -81,7 +81,7 @@ def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> Parame
     if frozen == sum(sizes.values()):
         kind = f"the model ({type(model).__name__})"
         what = f"all {frozen:,} parameters of {kind} are frozen" if frozen else f"{kind} has no parameters"
-        raise UserError(f"workload: {what}; there must be one to train", code="invalid-workload", key="model")
+        raise invalid_workload("model", f"{what}; there must be one to train")
     return ParameterGroups(table, sizes, frozen, find_ends(model))
 
 
@@ -95,8 +95,8 @@ def find_ends(model: nn.Module) -> frozenset[str]:
 def _read_workload_groups(workload: Workload, model: nn.Module) -> dict[str, ParameterGroup]:
     found: Any = workload.groups(model)
     if not isinstance(found, Mapping):
-        reason = f'groups(model) returned {type(found).__name__}; return a dict as  {{"encoder.*": {{"lr": 1e-4}}}}'
-        raise UserError(f"workload: {reason}", code="invalid-workload", key="groups")
+        returned = f"groups(model) returned {type(found).__name__}"
+        raise invalid_workload("groups", f'{returned}; return a dict as  {{"encoder.*": {{"lr": 1e-4}}}}')
     groups = {}
     for pattern, values in found.items():
         try:
@@ -106,7 +106,7 @@ def _read_workload_groups(workload: Workload, model: nn.Module) -> dict[str, Par
             key = ".".join(map(str, problem["loc"]))
             known = ", ".join(ParameterGroup.model_fields)
             wrong = f"is not known, use {known}" if problem["type"] == "extra_forbidden" else problem["msg"]
-            raise UserError(f"workload: groups(model): {pattern!r}: {key}: {wrong}") from None
+            raise invalid_workload("groups", f"groups(model): {pattern!r}: {key}: {wrong}") from None
     return groups
 
 

@@ -13,7 +13,7 @@ from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 from paceline.launch.shared_device import route_through_host
 from paceline.layout import TWO_STAGE_SCHEDULES, Layout
 from paceline.nn.keyed_dropout import KeyedPasses
@@ -116,8 +116,7 @@ def build_stages(
 
 
 def pipeline_error(layout: Layout, reason: str) -> UserError:
-    key = "parallel.pipeline"
-    return UserError(f"{key}={layout.pipeline}, schedule={layout.schedule}: {reason}", code="not-supported", key=key)
+    return reject_value("parallel.pipeline", f"{layout.pipeline}, schedule={layout.schedule}", reason)
 
 
 class Pipeline(nn.Module):

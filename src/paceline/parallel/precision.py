@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from paceline.config import Train
-from paceline.errors import UserError
+from paceline.errors import reject_value
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 IN_BF16 = ("bf16", "fp8")
@@ -86,8 +86,8 @@ class Scaler:
 def use_fp8(blocks: Iterable[nn.Module], device: torch.device) -> None:
     """Let the linear layers of these blocks multiply in fp8."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_FP8:
-        reason = f"{torch.cuda.get_device_name(device)} has no fp8 products; use train.precision=bf16"
-        raise UserError(f"train.precision=fp8: {reason}", code="unavailable", key="train.precision")
+        reason = f"{torch.cuda.get_device_name(device)} has no fp8 products; use bf16"
+        raise reject_value("train.precision", "fp8", reason, "unavailable")
     for block in blocks:
         for module in block.modules():
             if type(module) is nn.Linear and not any(size % ALIGNED for size in module.weight.shape):

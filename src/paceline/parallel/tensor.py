@@ -19,7 +19,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
-from paceline.errors import UserError
+from paceline.errors import UserError, invalid_workload, reject_value
 
 RULES = ("column", "row", "gather", "sequence", "vocabulary")
 ALONG = 1  # the axis of positions in (samples, positions, features)
@@ -39,8 +39,7 @@ def apply_tensor_parallel(model: nn.Module, rules: Mapping[str, str], mesh: Devi
 
 
 def _sequence_error(reason: str) -> UserError:
-    message = f"parallel.sequence=true: {reason}, or use parallel.sequence=false"
-    return UserError(message, code="not-supported", key="parallel.sequence")
+    return reject_value("parallel.sequence", "true", f"{reason}, or use false")
 
 
 def _choose_style(rule: str, module: nn.Module, sequence: bool) -> parallel.ParallelStyle | None:
@@ -60,7 +59,7 @@ def _choose_style(rule: str, module: nn.Module, sequence: bool) -> parallel.Para
             return parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=outside)
         case "vocabulary":
             return _VocabularyHead(outside)
-    raise UserError(f"workload: the shard rule {rule!r} is not known; use one of {', '.join(RULES)}")
+    raise invalid_workload("shard_rules", f"the rule {rule!r} is not known; use one of {', '.join(RULES)}")
 
 
 class _VocabularyHead(parallel.ParallelStyle):

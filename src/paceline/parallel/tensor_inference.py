@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from paceline.errors import Code, UserError, join_names
+from paceline.errors import join_names, reject_value
 from paceline.layout import Layout
 from paceline.nn.experts import find_experts
 from paceline.nn.keyed_dropout import PASS, SITE, TORCHS
@@ -176,11 +176,7 @@ def _check_rules(rules: Mapping[str, str], heads: set[int], layout: Layout) -> N
     elif layout.sequence:
         reason = "parallel.sequence=true needs shard_rules in the Workload; use parallel.sequence=false"
     if reason:
-        raise _tensor_error(ranks, reason, "conflict" if rules else "not-supported")
-
-
-def _tensor_error(ranks: int, reason: str, code: Code = "not-supported") -> UserError:
-    return UserError(f"parallel.tensor={ranks}: {reason}", code=code, key="parallel.tensor")
+        raise reject_value("parallel.tensor", ranks, reason, "conflict" if rules else "not-supported")
 
 
 def find_placements(module: nn.Module, rule: str, ranks: int) -> dict[str, Placement]:

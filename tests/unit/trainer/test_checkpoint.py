@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import hash_file, hash_value
-from paceline.trainer.checkpoint import reader, staging, writer
+from paceline.trainer.checkpoint import reader, staging
 from paceline.trainer.checkpoint.reader import MANIFEST, Checkpoint, read_tensors, restore_checkpoint
 from paceline.trainer.checkpoint.writer import CheckpointWriter
 
@@ -103,17 +103,6 @@ def test_training_may_change_the_tensors_once_save_returns(tmp_path: Path) -> No
         assert (tensors["a.weight"] == checkpoint.step).all()
 
 
-def test_only_tensors_are_state(tmp_path: Path) -> None:
-    checkpoints = CheckpointWriter(tmp_path, 1)
-    with pytest.raises(AssertionError, match=r"optim\.lr is a float"):
-        checkpoints.save({"optim": {"lr": 0.1}}, {"step": 1})
-    with pytest.raises(AssertionError, match=r"called a\.b"):
-        checkpoints.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, {"step": 1})
-    with pytest.raises(KeyError, match="step"):
-        checkpoints.save({}, {})
-    checkpoints.close()
-
-
 def test_shares_are_even_and_complete() -> None:
     sizes = {f"t{i}": 1 + i * i for i in range(40)}
     shares = staging.divide_by_size(sizes, 7)
@@ -188,15 +177,6 @@ def test_a_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000001"]
     checkpoint = newest(tmp_path)
     assert read_tensors(checkpoint)["a"].tolist() == [2.0] * 3
-
-
-def test_a_kill_while_a_step_is_replaced_leaves_the_first(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2)
-    (tmp_path / "step-00000002").rename(tmp_path / "step-00000002.old")
-    checkpoint = newest(tmp_path)
-    assert checkpoint.step == 2
-    save(tmp_path, 2)
-    assert names(tmp_path) == ["step-00000001", "step-00000002"]
 
 
 def flip(file: Path) -> None:
@@ -305,15 +285,6 @@ def test_a_checkpoint_that_would_run_or_read_something_else_is_refused(tmp_path:
     assert not (tmp_path / "harm").exists()
 
 
-def test_every_dtype_of_a_checkpoint_can_be_described(tmp_path: Path) -> None:
-    dtypes = {str(d) for d in vars(torch).values() if isinstance(d, torch.dtype)}
-    assert {"torch.float8_e4m3fn", "torch.complex64", "torch.bfloat16"} <= dtypes
-    state = {"model": {"eight": torch.ones(4).to(torch.float8_e4m3fn), "complex": torch.ones(4, dtype=torch.complex64)}}
-    save_state(tmp_path, state, {"step": 1})
-    checkpoint = newest(tmp_path)
-    assert {str(t.dtype) for t in read_tensors(checkpoint).values()} == {"torch.float8_e4m3fn", "torch.complex64"}
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
@@ -355,21 +326,6 @@ def test_a_folder_that_cannot_be_written(small_disk: Path, tmp_path: Path) -> No
     for folder, reason in ((small_disk, "read-only file system"), (tmp_path, "not a directory")):
         with pytest.raises(RunFailed, match=reason):
             save_state(folder / "checkpoints", state_of(1), {"step": 1})
-
-
-def test_an_old_one_that_cannot_be_removed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, 1)
-
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(writer, "_delete_checkpoint", refuse)
-    checkpoints = CheckpointWriter(tmp_path, 1)
-    checkpoints.save(state_of(2), {"step": 2})
-    with pytest.raises(RunFailed, match="step 2 is sealed"):
-        checkpoints.close()
-    checkpoint, said = found(tmp_path)
-    assert (checkpoint.step, said) == (2, [])
 
 
 def test_a_kill_loses_nothing(tmp_path: Path) -> None:

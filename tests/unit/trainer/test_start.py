@@ -174,17 +174,6 @@ def test_a_run_without_a_whole_checkpoint_is_refused(tmp_path, run):
     assert "step-00000002 is skipped" in said[0]
 
 
-def test_a_better_checkpoint_is_named(tmp_path):
-    longer = train(spec_of(**{"train.steps": 6, "train.evaluate_every": 2, "train.lr": 3.0}), tmp_path, show=False).path
-    loss = {event["step"]: event["loss"] for event in read_events(RunDir(longer).events_file(0), "evaluate")}
-    best = min(loss, key=loss.__getitem__)
-    assert best < 6, "too high a learning rate"
-    said = []
-    assert open_weights(longer, said.append).words == f"step 6 of {longer}"
-    there = f"model.init_from={longer}/checkpoints/step-{best:08d}"
-    assert said == [f"weights: {longer} was best at step {best}; to start there, type  {there}"]
-
-
 def test_a_resumed_run_does_not_need_the_file_once_it_has_a_checkpoint(tmp_path, weights, save, ask):
     file = save(weights)
     result = train(spec_of(**{"model.init_from": file}), tmp_path, show=False)
