@@ -21,6 +21,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -131,6 +132,7 @@ def train_cells(task: Task) -> None:
     info = detect_rank(os.environ) or SINGLE_RANK
     stacks = (task.scratch / f"stacks-{task.launch}-{info.rank}").open("w")
     faulthandler.enable(stacks)
+    warnings.simplefilter("ignore")  # of torch, once for each layout
     for number, cell in enumerate(task.cells):
         if not agree_to_begin(task.scratch / f"begin-{task.launch}-{number}", info.rank == 0, task.deadline):
             return

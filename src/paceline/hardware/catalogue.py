@@ -62,6 +62,8 @@ class Device:
     host_bytes: float | None = None  # host memory of a node, if these devices are sold in one kind of node
     spot_usd_per_hour: float | None = None
     older_fraction: float = 1.0  # of the matmul rate, what kernels for the previous generation reach
+    attention_fraction: float | None = None
+    """Of a large product, what fused attention reaches here as today's torch runs it, if that was measured."""
     mtbf_h: float | None = None  # mean time between failures of one device that end a run
     mtbf_from: str = ""
 
@@ -146,6 +148,7 @@ def _parse_row(row: Mapping[str, str]) -> Device:
         host_bytes=float(row["host_gb"]) * GB if row.get("host_gb") else None,
         spot_usd_per_hour=float(row["spot_usd_per_hour"]) if row.get("spot_usd_per_hour") else None,
         older_fraction=float(row["older_fraction"]) if row.get("older_fraction") else 1.0,
+        attention_fraction=float(row["attention_fraction"]) if row.get("attention_fraction") else None,
         mtbf_h=float(row["mtbf_hours"]) if row.get("mtbf_hours") else None,
         mtbf_from=row.get("mtbf_from") or "",
     )

@@ -66,6 +66,8 @@ class TargetCluster:
         if self.calibration is not None and self.calibration.gpu is not None:
             return PricedCluster(*self.calibration.gpu.apply(self.whole.resized(devices)))
         physics = CPU_PHYSICS if self.whole.device.synchronous else GPU_PHYSICS
+        if (fraction := self.whole.device.attention_fraction) is not None:  # published rows have older kernels
+            physics = replace(physics, attention_efficiency=fraction)
         if not self.shared:
             return PricedCluster(self.whole.resized(devices), physics)
         device = self.whole.device

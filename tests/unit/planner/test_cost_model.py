@@ -15,10 +15,11 @@ from paceline.planner.candidates import PricedLayout
 from paceline.planner.cost_model import PassCostModel, build_cost_model, rows_per_rank, split_rows
 from paceline.planner.emit import build_launch_files
 from paceline.planner.formulas.memory import DeviceMemory
-from paceline.planner.formulas.placement import DTYPE_SIZES
+from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS
 from paceline.planner.formulas.step_time import StepTime
 from paceline.planner.plan import plan
 from paceline.planner.show import render_plan
+from paceline.planner.target import resolve_target
 from plan_specs import classifier, lm
 from results import expect_error, render_text
 
@@ -224,6 +225,20 @@ def test_a_divided_sequence_divides_activations_and_not_states():
     assert divided.price.layout == layout_of(spec.replace({"parallel.ranks": 8}))
     odd = plan(spec.replace({"parallel.context": 3}), "8xH100", [3])
     assert odd.misfits[0].rejected[0].code.name == "ODD_CONTEXT"
+
+
+@pytest.mark.parametrize(("sequence", "measured_s"), [(4096, 0.175), (16_384, 0.331), (65_536, 0.997)])
+def test_long_sequences_are_planned_as_an_h200_runs_them(sequence, measured_s):
+    """Measured by benchmarks/axes_gpu.py; published rows, with older kernels, are priced without the fraction."""
+    sizes = {"preset": "custom", "width": 1024, "heads": 16, "kv_heads": 4, "layers": 12, "vocab": 16384, "tied": False}
+    spec = lm(sequence=sequence, vocab=257, batch=65_536 // sequence, train={"compile": "on"})
+    spec = spec.replace({f"model.{name}": value for name, value in sizes.items()})
+    spec = spec.replace({"parallel.strategy": "single", "parallel.micro_batch": spec.train.global_batch})
+    where = resolve_target("1xH200").at(1)
+    assert where.physics.attention_efficiency == where.cluster.device.attention_fraction > 0.7
+    price = build_cost_model(spec.replace({"parallel.activation_checkpointing": "none"})).price(layout_of(spec), where)
+    assert price.step_s == pytest.approx(measured_s, rel=0.05)
+    assert resolve_target("1xA100").at(1).physics == GPU_PHYSICS
 
 
 def test_divided_experts_are_held_once_in_each_group():

@@ -35,7 +35,7 @@ def on(spec, where, devices, **fixed):
     [
         (lm("gpt2", sequence=1024), "8xA100", 8, "ddp"),
         (lm(), "8xH100", 8, "fsdp"),
-        (lm(batch=1024, sequence=4096), "2x8xH100", 16, "fsdp"),
+        (lm(batch=1024, sequence=8192), "2x8xH100", 16, "fsdp"),
         (lm(batch=2048), "16x8xA100", 128, "fsdp"),
     ],
 )
