@@ -15,15 +15,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from ending import alive, wait_until
-from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, speak, stop_the_server
+from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, speak
 
 from paceline.errors import InternalError, RunFailed, UserError
 from paceline.launch.environment import SINGLE_RANK, RankInfo
-from paceline.launch.hang_diagnosis import ProcessMonitor
 from paceline.launch.local import reserve_port, run_ranks
 from paceline.launch.process_group import RankCores, divide_cores, join_ranks
 from paceline.launch.signals import SECOND_INTERRUPT_S, StopRequest
-from results import expect_error
 
 HERE = Path(__file__).parent
 QUICK_S = 100.0  # for a whole job with a failed rank on a busy machine; peers that are not ended work for LONG_S
@@ -43,16 +41,6 @@ def test_what_ranks_say_is_heard_in_whole_lines(unbuffered, capfd, monkeypatch):
     for name, text in zip(("stdout", "stderr"), capfd.readouterr(), strict=True):
         said = sorted(f"rank {rank} line {line} on {name}" for rank in range(2) for line in range(2000))
         assert sorted(text.splitlines()) == said
-
-
-def test_ranks_that_have_done_their_work_do_not_need_the_process_they_came_from(tmp_path):
-    assert run_ranks(stop_the_server, (), 2, preload=(), monitor=ProcessMonitor(tmp_path, 0.5)) == [0, 1]
-
-
-def test_the_process_that_starts_ranks_is_named_where_it_was_stopped_and_a_rank_waited_in_vain(tmp_path):
-    monitor = ProcessMonitor(tmp_path, 60.0)
-    with expect_error("rank-unresponsive", match="SIGSTOP", kind=RunFailed):
-        run_ranks(stop_the_server, ("timed out waiting for clients",), 2, preload=(), monitor=monitor)
 
 
 # From here on they come from a process that has imported torch already: what is new is how they end.

@@ -4,13 +4,10 @@ Without workers, samples that draw from the generators of the process are made b
 """
 
 import math
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -30,6 +27,7 @@ from paceline.nn.batch_norm import divide_into_groups
 from paceline.workload import Samples
 
 SMALL_BYTES = 1 << 18
+AHEAD = 4  # batches, or half as many groups of them, that are made before the loop asks for them
 
 Wanted = TypeVar("Wanted")
 Made = TypeVar("Made")
@@ -108,39 +106,13 @@ class Loader:
             for batch in (batch for group in groups for batch in self.load(group)):
                 yield replace(batch, data_s=batch.load_s)
             return
-        ready: queue.Queue[list[RankBatch] | BaseException] = queue.Queue(4 if self.at_once == 1 else 2)
-        stop = threading.Event()
-
-        def offer(item: list[RankBatch] | BaseException) -> None:
-            while not stop.is_set():
-                with suppress(queue.Full):
-                    ready.put(item, timeout=0.1)
-                    return
-
-        def produce() -> None:
-            try:
-                for loaded in map_in_order(self.load, groups, count_workers(self.samples)):
-                    offer(loaded)
-                    if stop.is_set():
-                        return
-            except BaseException as error:  # the loop raises it
-                offer(error)
-
-        thread = threading.Thread(target=produce, name="paceline-data", daemon=True)
-        thread.start()
-        try:
-            seen = first
-            while seen < last:
-                began = time.perf_counter()
-                item = ready.get()
-                if isinstance(item, BaseException):
-                    raise item
-                seen += len(item)
-                yield replace(item[0], data_s=time.perf_counter() - began)
-                yield from item[1:]
-        finally:
-            stop.set()
-            thread.join()
+        loaded = map_in_order(self.load, groups, count_workers(self.samples))
+        ready = iterate_ahead(loaded, AHEAD if self.at_once == 1 else AHEAD // 2)
+        began = time.perf_counter()
+        for some in ready:
+            yield replace(some[0], data_s=time.perf_counter() - began)
+            yield from some[1:]
+            began = time.perf_counter()
 
 
 def split_groups(cost: np.ndarray, shares: int, group: int) -> list[np.ndarray]:
@@ -161,6 +133,18 @@ def count_workers(samples: Samples) -> int:
 def iter_batches(samples: Samples, wanted: Iterable[IdsAndKeys]) -> Iterator[Any]:
     """Yield the batches of these samples, made ahead if there are workers."""
     return map_in_order(lambda request: samples.batch(*request), wanted, count_workers(samples))
+
+
+def iterate_ahead(items: Iterator[Made], most: int) -> Iterator[Made]:
+    """Yield the items, at most so many of them made ahead, by one thread."""
+    with ThreadPoolExecutor(1, "paceline-data") as thread:
+        begun = deque(thread.submit(next, items, None) for _ in range(most))
+        try:
+            while (item := begun.popleft().result()) is not None:
+                begun.append(thread.submit(next, items, None))
+                yield item
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 def map_in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: int) -> Iterator[Made]:
