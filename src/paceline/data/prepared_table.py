@@ -165,21 +165,18 @@ def _build_table(folder: Path, data: TableData, train: TableSource, test: TableS
     encoder = _choose_columns(data, train)
     writers = {name: SplitWriter(folder, name, encoder) for name in ("train", "test")}
     seen = 0
-    for block in train.blocks():
-        count = len(next(iter(block.values())))
-        rows = encoder.encode(train.name, block, seen)
-        numbers = np.arange(seen, seen + count) if rows.queries is None else rows.queries
+    for rows in encoder.iter_encoded(train):
+        numbers = np.arange(seen, seen + len(rows.y)) if rows.queries is None else rows.queries
         held = draw_rows(numbers, 0.0 if test is not None else data.test_fraction, HELD_OUT)
         writers["train"].add(rows.where(~held))
         writers["test"].add(rows.where(held))
-        seen += count
+        seen += len(rows.y)
     encoder.start_testing()
     if test is not None:
         for name in encoder.needed:
             check_columns({"data.test_path": name}, test.columns, test.name)
         seen = 0
-        for block in test.blocks():
-            rows = encoder.encode(test.name, block, seen)
+        for rows in encoder.iter_encoded(test):
             writers["test"].add(rows)
             seen += len(rows.y)
     for writer in writers.values():
@@ -296,9 +293,10 @@ def parse_predicted(about: Mapping[str, Any]) -> tuple[TableTarget, Coding]:
 def choose_target(objective: str, task: Task | None, label: str, facts: TableFacts) -> TableTarget:
     """Return what is predicted; UserError if the labels do not fit the task that `model.objective` names."""
     task = task or _choose_task(facts)
-    problem = f"{label!r} may be classes or amounts ({_join_values(facts)}); type  model.objective=multiclass  or "
-    problem = f"{problem} model.objective=regression" if task is None else _find_mismatch(task, label, facts)
-    if task is None or problem:
+    if task is None or (problem := _find_mismatch(task, label, facts)):
+        if task is None:
+            types = "type  model.objective=multiclass  or  model.objective=regression"
+            problem = f"{label!r} may be classes or amounts ({_join_values(facts)}); {types}"
         raise UserError(f"model.objective={objective}: {problem}", code="invalid-value", key="model.objective")
     if task not in (Task.BINARY, Task.CLASSES):
         return TableTarget(task, (), ())
@@ -315,30 +313,25 @@ def _choose_task(facts: TableFacts) -> Task | None:
 
 
 def _find_mismatch(task: Task, label: str, facts: TableFacts) -> str:
-    words = f"words ({join_names(facts.classes)})"
-    if task is Task.RANKING:
-        if not facts.queries:
-            return "it ranks rows within queries; name their column as  data.query=COLUMN"
-        inside = all(0 <= value <= MAX_RELEVANCE for value in facts.values)
-        if facts.classes or not facts.values or not _are_whole(facts) or not inside:
-            held = words if facts.classes else _join_values(facts)
-            return f"{label!r} holds {held}; relevance is a whole number from 0 to {MAX_RELEVANCE}"
-        return ""
-    if facts.queries:
-        return "with data.query use  model.objective=rank:ndcg"
-    if task in (Task.BINARY, Task.CLASSES):
-        if not facts.values:
-            return f"{label!r} has over a thousand different numbers; use  model.objective=regression"
-        if not facts.classes and not _are_whole(facts):
-            return f"{label!r} holds numbers ({_join_values(facts)}); use  model.objective=regression"
-        if task is Task.BINARY and len(facts.values) != 2:
-            return f"{label!r} has {len(facts.values)} classes; use  model.objective=multiclass"
-        return ""
-    if facts.classes:
-        return f"{label!r} holds {words}; use  model.objective=auto  for their classes"
-    if task is Task.COUNT and facts.totals["least"] < 0:
-        return f"{label!r} has {facts.totals['least']:g}; counts are 0 or more"
-    return ""
+    """Return why the labels do not fit the task; "" if they do."""
+    least, values, held = facts.totals["least"], facts.values, f"{label!r} holds {_join_values(facts)}"
+    by_number = bool(values) and not facts.classes and _are_whole(facts)
+    inside = by_number and 0 <= min(values) <= max(values) <= MAX_RELEVANCE
+    sorts, ranks = task in (Task.BINARY, Task.CLASSES), task is Task.RANKING
+    checks = (
+        (ranks and not facts.queries, "it ranks rows within queries; name their column as  data.query=COLUMN"),
+        (ranks and not inside, f"{held}; relevance is a whole number from 0 to {MAX_RELEVANCE}"),
+        (not ranks and facts.queries, "with data.query use  model.objective=rank:ndcg"),
+        (sorts and not values, f"{label!r} has over a thousand different numbers; use  model.objective=regression"),
+        (sorts and not facts.classes and not by_number, f"{held}; use  model.objective=regression"),
+        (
+            task is Task.BINARY and len(values) != 2,
+            f"{label!r} has {len(values)} classes; use  model.objective=multiclass",
+        ),
+        (not sorts and not ranks and facts.classes, f"{held}; use  model.objective=auto  for their classes"),
+        (task is Task.COUNT and least < 0, f"{label!r} has {least:g}; counts are 0 or more"),
+    )
+    return next((problem for wrong, problem in checks if wrong), "")
 
 
 def _are_whole(facts: TableFacts) -> bool:
@@ -346,4 +339,6 @@ def _are_whole(facts: TableFacts) -> bool:
 
 
 def _join_values(facts: TableFacts) -> str:
+    if facts.classes:
+        return f"words ({join_names(facts.classes)})"
     return join_names([f"{value:g}" for value in facts.values or (facts.totals["least"], facts.totals["mean"])], 3)

@@ -1,14 +1,14 @@
 """Encode the columns of a table as rows of numbers and write them: categories, labels, weights, queries."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.data.cache import ArrayWriter
-from paceline.data.table_source import Block, Column, Words
+from paceline.data.table_source import Block, Column, TableSource, Words
 from paceline.data.tables import format_label
 from paceline.errors import UserError, join_names
 
@@ -116,11 +116,15 @@ class TableEncoder:
         places[np.argsort(np.array(words, str), kind="stable")] = np.arange(len(words))
         return places
 
-    def encode(self, source: str, block: Block, seen: int) -> EncodedRows:
-        X, y = self.encode_features(source, block, seen), self._encode_labels(source, block[self.label], seen)
-        queries = None if self.query is None else self._number_queries(source, block[self.query], seen)
-        weights = None if self.weight is None else self._check_weights(source, block[self.weight])
-        return EncodedRows(X, y, weights, queries)
+    def iter_encoded(self, source: TableSource) -> Iterator[EncodedRows]:
+        """Yield the rows of each block of a table."""
+        seen, name = 0, source.name
+        for block in source.blocks():
+            X, y = self.encode_features(name, block, seen), self._encode_labels(name, block[self.label], seen)
+            queries = None if self.query is None else self._number_queries(name, block[self.query], seen)
+            weights = None if self.weight is None else self._check_weights(name, block[self.weight])
+            yield EncodedRows(X, y, weights, queries)
+            seen += len(y)
 
     def _check_weights(self, source: str, weights: Column) -> np.ndarray:
         if isinstance(weights, Words) or not (np.isfinite(weights) & (weights >= 0)).all():

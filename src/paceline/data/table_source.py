@@ -6,7 +6,7 @@ Text and Arrow files are read as record batches by pyarrow, which is imported wh
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from paceline.config.sections import TableData
-from paceline.data.files import check_file, invalid_data, read_beginning
+from paceline.data.files import invalid_data, invalid_format, read_beginning
 from paceline.data.npz import open_npz, read_npz_heads
 from paceline.data.order import derive_key, draw_fractions
-from paceline.data.tables import check_columns, format_label, open_parquet
+from paceline.data.tables import check_columns, check_table, format_label, open_parquet
 from paceline.errors import UserError, get_first_line
 
 KINDS = {f".{kind}": kind for kind in ("csv", "tsv", "parquet", "feather", "npz")} | {".pq": "parquet", ".arrow": "ipc"}
@@ -69,7 +69,7 @@ def open_tables(data: TableData, heads_only: bool = False) -> tuple[TableSource,
         if data.test_path is not None:
             raise UserError(f"data.test_path={data.test_path} needs data.path", code="missing-value", key="data.path")
         return _open_synthetic(data), None
-    path, kind = _check_table(data.path, "data.path")
+    path, kind = check_table(data.path, "data.path", KINDS)
     if kind == "npz":
         if heads_only:
             return _open_npz_heads(path)
@@ -78,20 +78,11 @@ def open_tables(data: TableData, heads_only: bool = False) -> tuple[TableSource,
     train = _open_arrow(path, kind, "data.path", data, heads_only)
     if data.test_path is None:
         return train, None
-    path, kind = _check_table(data.test_path, "data.test_path")
+    path, kind = check_table(data.test_path, "data.test_path", KINDS)
     if kind == "npz":
-        message = f"data.test_path={path}: give a .csv or .parquet file, or X_test and y_test in data.path"
-        raise UserError(message, code="invalid-format", key="data.test_path")
+        hint = "give a .csv or .parquet file, or X_test and y_test in data.path"
+        raise invalid_format(f"data.test_path={path}: {hint}", "data.test_path")
     return train, _open_arrow(path, kind, "data.test_path", data, heads_only, train.words)
-
-
-def _check_table(path: Path, key: str) -> tuple[Path, str]:
-    path = check_file(path, key)
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if (kind := KINDS.get(suffix.lower())) is None:
-        message = f"{key}={path}: the name must end in one of {', '.join(KINDS)}; .gz may follow .csv and .tsv"
-        raise UserError(message, code="invalid-format", key=key)
-    return path, kind
 
 
 def encode_words(values: Sequence[Any] | np.ndarray) -> Words:
@@ -129,16 +120,16 @@ def _from_arrays(path: Path, given: Mapping[str, np.ndarray | None], end: str, n
     def reject(problem: str) -> UserError:
         return invalid_data(f"data.path={path}: {problem}", "data.path")
 
-    X, y = given["X"], given["y"]
-    if X is None or y is None:
-        raise reject(f"array {'X' if X is None else 'y'}{end} is missing; give X and y")
+    beside = {key: array for key, array in given.items() if array is not None}
+    if missing := [key for key in ("X", "y") if key not in beside]:
+        raise reject(f"array {missing[0]}{end} is missing; give X and y")
+    X = beside.pop("X")
     if X.ndim != 2 or X.dtype.kind not in "biuf":
         raise reject(f"X{end} is {X.dtype} of shape {list(X.shape)}; it must be numbers, rows × columns")
-    beside = {"label" if key == "y" else key: array for key, array in given.items() if key != "X" and array is not None}
     for key, array in beside.items():
         if array.shape != X.shape[:1]:
-            name = "y" if key == "label" else key
-            raise reject(f"{name}{end} has shape {list(array.shape)}, and X{end} has {len(X)} rows")
+            raise reject(f"{key}{end} has shape {list(array.shape)}, and X{end} has {len(X)} rows")
+    beside = {"label": beside.pop("y"), **beside}
     columns = names or [f"f{number}" for number in range(X.shape[1])]
     if len(columns) != X.shape[1]:
         raise reject(f"there are {len(columns)} names for {X.shape[1]} columns of X{end}")
@@ -267,13 +258,13 @@ class ArrowTable:
         return list(self.dataset.schema.names)
 
     def iter_batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
-        return self._iter_with_user_errors(lambda: self.dataset.to_batches(columns=list(columns), batch_size=rows))
+        with _translate_arrow_errors(self.path):
+            yield from filter(len, self.dataset.to_batches(columns=list(columns), batch_size=rows))
 
     def iter_first(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Yield `rows` or a few more, without a scanner, which would read far ahead."""
-        return self._iter_with_user_errors(
-            lambda: [batch.slice(0, rows).select(list(columns)) for batch in self._read_first_batches(rows)]
-        )
+        with _translate_arrow_errors(self.path):
+            yield from (some.slice(0, rows).select(list(columns)) for some in filter(len, self._read_first(rows)))
 
     def find_kinds(self, names: Sequence[str], heads_only: bool = False) -> dict[str, str]:
         """Return whether columns hold "numbers", "bools", "dates" or "words": by their types or, of text, the first of
@@ -299,15 +290,7 @@ class ArrowTable:
         text, scale = read_beginning(self.path, HEAD_BYTES)
         return max(1, text.count(b"\n") - 1) * scale
 
-    def _iter_with_user_errors(self, batches: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        import pyarrow
-
-        try:
-            yield from (batch for batch in batches() if batch.num_rows)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{self.path}: {get_first_line(error)}", code="unreadable") from None
-
-    def _read_first_batches(self, rows: int) -> Iterable[Any]:
+    def _read_first(self, rows: int) -> Iterable[Any]:
         """Read the beginning of the file; a batch of Arrow IPC may have more than `rows`."""
         import pyarrow
 
@@ -323,6 +306,16 @@ class ArrowTable:
                 return list(itertools.islice(file.iter_batches(rows, use_threads=False), 1))
         with pyarrow.ipc.open_file(pyarrow.memory_map(str(self.path))) as file:
             return [file.get_batch(number) for number in range(min(1, file.num_record_batches))]
+
+
+@contextmanager
+def _translate_arrow_errors(path: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: {get_first_line(error)}", code="unreadable") from None
 
 
 def _kinds_of_type(kind: Any) -> list[str]:

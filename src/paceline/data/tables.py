@@ -21,16 +21,17 @@ STREAMED_BYTES = 1 << 16
 JSON_EXAMPLE = '{"text": "some words", "label": "news"}'
 
 
-def table_kind(path: Path) -> str:
+def table_kind(path: Path, kinds: Mapping[str, str] = TABLE_KINDS) -> str:
     name = path.with_suffix("") if path.suffix == ".gz" else path
-    return TABLE_KINDS.get(name.suffix.lower(), "")
+    return kinds.get(name.suffix.lower(), "")
 
 
-def check_table(path: Path, key: str) -> tuple[Path, str]:
+def check_table(path: Path, key: str, kinds: Mapping[str, str] = TABLE_KINDS) -> tuple[Path, str]:
+    """Return the path of a table that exists, and its kind by the end of its name."""
     file = check_file(path, key)
-    if kind := table_kind(file):
+    if kind := table_kind(file, kinds):
         return file, kind
-    raise invalid_format(f"{key}={file}: the name must end in one of {', '.join(TABLE_KINDS)}; .gz may follow", key)
+    raise invalid_format(f"{key}={file}: the name must end in one of {', '.join(kinds)}; .gz may follow", key)
 
 
 def check_columns(wanted: Mapping[str, str], columns: Iterable[str], where: object) -> None:

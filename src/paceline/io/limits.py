@@ -1,15 +1,11 @@
 """Limits of the shell (`ulimit`) under which torch cannot start: one line instead of pages of a library's frames."""
 
-import os
 import resource
-from contextlib import suppress
-from pathlib import Path
 
 from paceline.errors import UserError
 
 TORCH_KB = 2_000_000  # of addresses, which a process with torch takes
 FILES, FILES_PER_RANK = 64, 16
-THREADS_PER_RANK = 32  # beside one for each core; under fsdp and tensor, gloo has up to 20 of them
 UNLIMITED = resource.RLIM_INFINITY
 
 
@@ -24,15 +20,6 @@ def check_limits(ranks: int = 1) -> None:
         if most != UNLIMITED and most < needed:
             raise _limit_error("-n", most, f"open files, and {needed} are needed for {ranks} rank(s)", "4096")
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
-    threads = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if threads != UNLIMITED and os.geteuid():  # root has no such limit
-        count = 0
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                count += len(os.listdir(process / "task")) if process.stat().st_uid == os.getuid() else 0
-        needed = count + THREADS_PER_RANK * ranks + len(os.sched_getaffinity(0))
-        if threads < needed:
-            raise _limit_error("-u", threads, f"threads, and {needed} are needed for {ranks} rank(s)", "4096")
 
 
 def _limit_error(option: str, value: int, problem: str, instead: str) -> UserError:

@@ -30,11 +30,12 @@ def find_address(path: str | Path) -> str | None:
 
 
 @contextmanager
-def _translate_errors(address: str, key: str) -> Iterator[None]:
+def _open_filesystem(address: str, key: str) -> Iterator[tuple[Any, str]]:
+    """Yield (file system, path in it) of an address; errors of any file system become UserError."""
     given = f"{key}={address}" if key else address
     scheme = address.partition(":")[0]
     try:
-        yield
+        yield _find_filesystem(address)
     except UserError:
         raise
     except FileNotFoundError:
@@ -47,7 +48,7 @@ def _translate_errors(address: str, key: str) -> Iterator[None]:
         raise UserError(message, code="unreadable", key=key) from None
 
 
-def _open_filesystem(address: str) -> tuple[Any, str]:
+def _find_filesystem(address: str) -> tuple[Any, str]:
     import fsspec
 
     options = {"auto_mkdir": True} if address.startswith(LOCAL) else {}
@@ -56,12 +57,16 @@ def _open_filesystem(address: str) -> tuple[Any, str]:
     return filesystem, root
 
 
+def _list_files(filesystem: Any, root: str) -> dict[str, str]:
+    """Return the paths of all files below a folder, by their names in it."""
+    return {path[len(root) :].lstrip("/"): path for path in filesystem.find(root)}
+
+
 def fetch_data(path: Path, key: str = "") -> Path:
     """Return the path itself or, of an address, that of its copy in the cache, named by content."""
     if (address := find_address(path)) is None:
         return path
-    with _translate_errors(address, key):
-        filesystem, root = _open_filesystem(address)
+    with _open_filesystem(address, key) as (filesystem, root):
         pattern = any(sign in root for sign in "*?[")
         found = filesystem.glob(root, detail=True) if pattern else filesystem.find(root, detail=True)
         if not found:
@@ -97,20 +102,18 @@ def fetch_run(path: Path, key: str = "") -> Path:
         return path
     parent, _, name = address.rstrip("/").rpartition("/")
     local = find_mirror(parent) / name
-    with _translate_errors(address, key):
-        filesystem, root = _open_filesystem(address)
-        names = {remote: remote[len(root) :].lstrip("/") for remote in filesystem.find(root)}
-        if "spec.yaml" not in names.values():
+    with _open_filesystem(address, key) as (filesystem, root):
+        found = _list_files(filesystem, root)
+        if "spec.yaml" not in found:
             raise FileNotFoundError(root)
-        sealed = {inner.rpartition("/")[0] for inner in names.values() if inner.endswith(f"/{MANIFEST}")}
-        order = sorted(names, key=lambda remote: (names[remote].endswith(MANIFEST), names[remote]))
-        for remote in order:
-            inner, file = names[remote], local / names[remote]
-            if file.exists() or (inner.startswith("checkpoints/") and inner.rpartition("/")[0] not in sealed):
+        sealed = {name.rpartition("/")[0] for name in found if name.endswith(f"/{MANIFEST}")}
+        for name in sorted(found, key=_sort_manifests_last):
+            file = local / name
+            if file.exists() or (name.startswith("checkpoints/") and name.rpartition("/")[0] not in sealed):
                 continue
             file.parent.mkdir(parents=True, exist_ok=True)
             aside = file.with_name(f".{file.name}.{os.getpid()}")
-            filesystem.get_file(remote, str(aside))
+            filesystem.get_file(found[name], str(aside))
             aside.rename(file)
     mark_mirror(local, address)
     return local
@@ -120,8 +123,7 @@ def fetch_runs(address: str, name: str, whole: bool) -> Path:
     """Return the mirror of a folder of runs, with those called `name` or `name-2`: the first as a `whole`."""
     folder = find_mirror(address)
     folder.mkdir(parents=True, exist_ok=True)
-    with _translate_errors(address, "--out"):
-        filesystem, root = _open_filesystem(address)
+    with _open_filesystem(address, "--out") as (filesystem, root):
         for remote in filesystem.glob(f"{root}/{name}*/spec.yaml"):
             run = remote.split("/")[-2]
             if run == name and whole:
@@ -136,6 +138,10 @@ def mark_mirror(run: Path, address: str) -> None:
     write_atomic(run / REMOTE_FILE, json.dumps({"address": address}) + "\n")
 
 
+def _sort_manifests_last(name: str) -> tuple[bool, str]:
+    return name.endswith(MANIFEST), name
+
+
 def upload_run(run: Path) -> None:
     """Send what is new in the mirror of a run: manifests of checkpoints last, and remove what was removed here."""
     try:
@@ -143,24 +149,22 @@ def upload_run(run: Path) -> None:
     except FileNotFoundError:
         return
     try:
-        filesystem, root = _open_filesystem(address)
-        there: set[str] = set()
+        filesystem, root = _find_filesystem(address)
+        there: dict[str, str] = {}
         with suppress(FileNotFoundError):
-            there = {name[len(root) :].lstrip("/") for name in filesystem.find(root)}
-        files = {
-            str(file.relative_to(run)): file for file in run.rglob("*") if file.is_file() and not file.is_symlink()
-        }
-        files = {name: file for name, file in files.items() if not any(p[0] == "." for p in name.split("/")[:-1])}
-        own = [name for name in files if not name.startswith(("heartbeats/", ".")) and name != REMOTE_FILE]
+            there = _list_files(filesystem, root)
+        here = [file.relative_to(run) for file in run.rglob("*") if file.is_file() and not file.is_symlink()]
+        names = {str(file) for file in here if not any(part[0] == "." for part in file.parts[:-1])}
+        own = [name for name in names if not name.startswith(("heartbeats/", ".")) and name != REMOTE_FILE]
         manifests = [name for name in own if name.endswith(f"/{MANIFEST}") and name in there]
-        same = [name for name in manifests if filesystem.cat_file(f"{root}/{name}") == files[name].read_bytes()]
+        same = [name for name in manifests if filesystem.cat_file(there[name]) == (run / name).read_bytes()]
         sent = {name.rpartition("/")[0] for name in same}
         changed = [name for name in own if name.rpartition("/")[0] not in sent]
-        for name in sorted(changed, key=lambda name: (name.endswith(MANIFEST), name)):
-            filesystem.put_file(str(files[name]), f"{root}/{name}")
-        gone = [name for name in there if name.startswith("checkpoints/") and name not in files]
-        for name in sorted(gone, key=lambda name: not name.endswith(MANIFEST)):
-            filesystem.rm_file(f"{root}/{name}")
+        for name in sorted(changed, key=_sort_manifests_last):
+            filesystem.put_file(str(run / name), f"{root}/{name}")
+        gone = [name for name in there if name.startswith("checkpoints/") and name not in names]
+        for name in sorted(gone, key=_sort_manifests_last, reverse=True):
+            filesystem.rm_file(there[name])
     except Exception as error:
         message = f"{run} could not be sent to {address} ({get_first_line(error)}); it is whole here:  "
         raise RunFailed(f"{message}paceline train --resume {run}", code="not-writable") from None

@@ -117,16 +117,15 @@ def find_silent_rank(folder: Path, others: Sequence[Beat], mine: WaitingRank) ->
         return None
     last = _find_furthest_behind(folder, alive, mine.beat.host)
     beat, stack = last.beat, last.stack
-    who = f"rank {beat.rank} on {beat.host} (pid {beat.pid})"
-    calls, remote = _describe_calls(folder, beat, mine.beat), beat.host != mine.beat.host
+    who, remote = f"rank {beat.rank} on {beat.host} (pid {beat.pid})", beat.host != mine.beat.host
     same = _in_same_collective(last, mine, read_calls(folder, mine.beat.rank), remote)
     if not (same and remote) and (beat.position < mine.beat.position or (stack and not last.in_collective)):
         at = _describe_worker(beat) or _format_stack(last.file, stack) or NO_STACK_TEXT
-        message = f"{who} did not answer in time: it is {beat.description}{at}\n  {mine}{calls}"
+        message = f"{who} did not answer in time: it is {beat.description}{at}\n  {mine}"
     elif not same and last.where and mine.where:
         stacks = _format_stack(last.file, stack, f"the stack of rank {beat.rank}")
         message = "the ranks wait for each other in different collectives: "
-        message += f"{who} in {last.where}, {beat.description}; {mine}{stacks}{calls}"
+        message += f"{who} in {last.where}, {beat.description}; {mine}{stacks}"
     elif remote:
         message = f"nothing came from {who} within the timeout of a collective, and both wait in the same one: "
         message += f"look at the network between {beat.host} and {mine.beat.host}\n  {mine}"
@@ -163,16 +162,6 @@ def _in_same_collective(last: RankPosition, mine: WaitingRank, calls: Calls, rem
         return last.where == mine.where
     consecutive = remote and theirs.group == ours.group and abs(theirs.number - ours.number) == 1
     return theirs == ours or consecutive
-
-
-def _describe_calls(folder: Path, *beats: Beat) -> str:
-    theirs, ours = (read_calls(folder, beat.rank) for beat in beats)
-    for group in sorted(theirs.keys() & ours.keys()):
-        calls = theirs[group], ours[group]
-        if str(calls[0]) != str(calls[1]):
-            last = (f"rank {beat.rank} {call}" for beat, call in zip(beats, calls, strict=True))
-            return f"\n  the last that they called: {'; '.join(last)}"
-    return ""
 
 
 def describe_stopped_rank(folder: Path, beat: Beat, waited: str = "") -> RankUnresponsive:

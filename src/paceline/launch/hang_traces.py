@@ -11,13 +11,11 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from traceback import walk_stack
 from typing import Any, Literal
 
 from paceline.errors import UserError
@@ -76,18 +74,6 @@ def read_stacks(file: Path) -> list[Stack]:
         calls = re.finditer(r'^  File "(.*)", line (\d+) in (.*)$', part, re.MULTILINE)
         found[thread] = tuple(Frame(call[1], int(call[2]), call[3]) for call in calls)
     return [stack for stack in reversed(found.values()) if stack]
-
-
-def dump_own_stacks() -> str:
-    """Return the stacks of all other threads of this process in faulthandler's format, the main one last."""
-    main, this = threading.main_thread().ident, threading.get_ident()
-    stacks = []
-    for thread, newest in sorted(sys._current_frames().items(), key=lambda item: item[0] == main):
-        if thread != this:
-            frames = ((frame.f_code, line) for frame, line in walk_stack(newest))
-            calls = (f'  File "{code.co_filename}", line {line} in {code.co_name}' for code, line in frames)
-            stacks.append("\n".join([f"Thread {thread:#x} (most recent call first):", *calls]))
-    return "\n\n".join(stacks) + "\n"
 
 
 def enable_stack_dump(file: int | None = None) -> bool:

@@ -27,7 +27,7 @@ from paceline.launch.environment import RankInfo
 Phase = Literal["start", "data", "step", "evaluation", "checkpoint", "end", "failed"]
 PHASES_AFTER_STEP: tuple[Phase, ...] = ("failed", "evaluation", "checkpoint", "data", "step")
 LINE_BYTES = 384
-HEARTBEAT_FILES = 4
+KINDS = ("json", "stack", "asked", "collectives")
 SILENT_SHARE = 0.5  # of the timeout of a collective: after so much silence a rank writes its stack
 STOPPED = "T"
 
@@ -74,50 +74,48 @@ class Heartbeat:
     """Write the heartbeats of this rank. A beat takes microseconds; one that cannot be written is skipped."""
 
     def __init__(self, folder: Path, rank_info: RankInfo, timeout_s: float) -> None:
-        self._files, self._paths = list[int](), list[Path]()
+        self._files: dict[str, int] = {}
         self._beaten_s, self._closed = time.monotonic(), threading.Event()
         self._watcher: threading.Thread | None = None
-        rank, several = rank_info.rank, rank_info.world > 1
-        self._patience_s = SILENT_SHARE * timeout_s if several else 0.0
+        self._folder, self._rank, several = folder, rank_info.rank, rank_info.world > 1
+        self._patience_s = SILENT_SHARE * timeout_s
         _, born = read_process_state(os.getpid())
         host = json.dumps(socket.gethostname()[:64])
-        self._identity = f'"rank": {rank}, "host": {host}, "pid": {os.getpid()}, "born": {born}'
+        self._identity = f'"rank": {self._rank}, "host": {host}, "pid": {os.getpid()}, "born": {born}'
         self._phase: Phase = "start"
         self._step, self._busy_s = 0, 0.0
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-            traces = [hang_traces.trace_file(folder, rank, kind) for kind in ("stack", "asked", "collectives")]
-            for file in (folder / f"rank{rank}.json", *traces):
-                flags = os.O_APPEND | os.O_TRUNC if file in traces else 0
-                self._paths.append(file)
-                self._files.append(os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | flags, 0o644))
-        self._dumps_stack = several and self._complete and hang_traces.enable_stack_dump(self._files[2])
+            for kind in KINDS:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (kind != "json" and os.O_APPEND | os.O_TRUNC)
+                self._files[kind] = os.open(folder / f"rank{self._rank}.{kind}", flags, 0o644)
+        self._dumps_stack = several and self._complete and hang_traces.enable_stack_dump(self._files["asked"])
         self("start", 0)
-        if self._patience_s and self._complete:
+        if several and self._complete:
             self._watcher = threading.Thread(target=self._watch, name="paceline-heartbeat", daemon=True)
             self._watcher.start()
 
     @property
     def _complete(self) -> bool:
-        return len(self._files) == HEARTBEAT_FILES
+        return len(self._files) == len(KINDS)
 
     def _watch(self) -> None:
         """Write the stacks of this process after a long silence, and delete them when it continues.
 
-        faulthandler's own thread could read frames that are just being left, and crash.
+        The timer of faulthandler could read frames that are just being left, and crash.
         """
         silent_since_s = 0.0
         while not self._closed.wait(self._patience_s / 10):
             beaten_s = self._beaten_s
             with suppress(OSError):
                 if silent_since_s and beaten_s != silent_since_s and self._phase != "failed":
-                    for file in (self._files[1], self._files[3]):
-                        os.ftruncate(file, 0)
+                    for kind in ("stack", "collectives"):
+                        os.ftruncate(self._files[kind], 0)
                     silent_since_s = 0.0
                 elif not silent_since_s and time.monotonic() - beaten_s > self._patience_s:
                     silent_since_s = beaten_s
-                    os.write(self._files[1], hang_traces.dump_own_stacks().encode(errors="replace"))
-                    os.write(self._files[3], hang_traces.dump_own_calls().encode(errors="replace"))
+                    faulthandler.dump_traceback(self._files["stack"])
+                    os.write(self._files["collectives"], hang_traces.dump_own_calls().encode(errors="replace"))
 
     def __call__(self, phase: Phase | None, step: int | None, busy_s: float | None = None) -> None:
         """Record phase, completed steps and the time of a step; None keeps the last value."""
@@ -129,14 +127,14 @@ class Heartbeat:
             return
         now = f'"step": {step}, "phase": "{phase}", "t": {time.time():.3f}, "busy_s": {self._busy_s:.6f}'
         with suppress(OSError):
-            os.pwrite(self._files[0], f"{{{now}, {self._identity}}}".encode().ljust(LINE_BYTES - 1) + b"\n", 0)
+            os.pwrite(self._files["json"], f"{{{now}, {self._identity}}}".encode().ljust(LINE_BYTES - 1) + b"\n", 0)
 
     def remove(self) -> None:
         """Delete the files of this rank; the last rank deletes the folder."""
         with suppress(OSError):
-            for path in self._paths:
-                path.unlink(missing_ok=True)
-            self._paths[0].parent.rmdir()
+            for kind in KINDS:
+                (self._folder / f"rank{self._rank}.{kind}").unlink(missing_ok=True)
+            self._folder.rmdir()
 
     def __enter__(self) -> "Heartbeat":
         return self
@@ -150,7 +148,7 @@ class Heartbeat:
         if self._dumps_stack:
             faulthandler.unregister(hang_traces.STACK_SIGNAL)
         while self._files:
-            os.close(self._files.pop())
+            os.close(self._files.popitem()[1])
 
 
 def read_beats(folder: Path) -> list[Beat]:
