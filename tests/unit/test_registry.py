@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.config.registry import BUILT_IN, find_entry, list_workload_verbs, list_workloads
+from paceline.config.registry import BUILT_IN, find_entry, list_workload_verbs
 from paceline.data.samples import load_training_samples, traits_of
 from paceline.workload import build_workload
 
@@ -24,8 +24,4 @@ def test_the_planner_expects_the_traits_that_the_runtime_finds(fixture, request)
 
 
 def test_workloads_add_their_own_commands():
-    assert (
-        set(list_workload_verbs())
-        == {verb for name in list_workloads() for verb in find_entry(name).verbs}
-        >= {"topics", "sample"}
-    )
+    assert {"topics", "sample"} <= set(list_workload_verbs())

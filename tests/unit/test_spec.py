@@ -34,30 +34,24 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-def test_values_and_defaults(file):
-    spec = load(file)
-    assert spec.name == "news"
-    assert spec.model.width == 64
-    assert spec.model.layers == 2
-    assert spec.train.lr == 3e-4
-    assert spec.parallel.strategy == "auto"
-    assert spec.parallel.ranks == 1
-
-
-def test_an_empty_section_is_all_defaults(tmp_path):
-    (tmp_path / "run.yaml").write_text("train:\nmodel:\n")
-    assert load(tmp_path / "run.yaml").train == Train()
+VALUES = {
+    "name": ("news", "news.yaml line 2"),
+    "model.heads": (8, "news.yaml line 5"),
+    "model.layers": (2, DEFAULT),
+    "train.epochs": (3, "news.yaml line 8"),
+    "train.lr": (1e-2, COMMAND_LINE),
+    "parallel.ranks": (2, COMMAND_LINE),
+}
 
 
 def test_every_value_knows_its_line(file):
-    spec = load(file, ["train.lr=1e-2", "parallel.ranks=2"])
-    assert spec.origin("name") == "news.yaml line 2"
-    assert spec.origin("model.heads") == "news.yaml line 5"
-    assert spec.origin("data.path") == "news.yaml line 6"
-    assert spec.origin("train.epochs") == "news.yaml line 8"
-    assert spec.origin("train.lr") == COMMAND_LINE
-    assert spec.origin("parallel.ranks") == COMMAND_LINE
-    assert spec.origin("model.layers") == DEFAULT
+    spec = load(file, ["train.lr=1", "train.lr=1e-2", "parallel.ranks=2"])
+    found = {key: (value, spec.origin(key)) for key, value, *_ in spec.fields()}
+    assert {key: found[key] for key in VALUES} == VALUES
+
+
+def test_an_empty_section_is_all_defaults(tmp_path):
+    assert load_text(tmp_path, "train:\nmodel:\n").train == Train()
 
 
 def test_a_merged_section_knows_the_lines_of_both(tmp_path):
@@ -84,15 +78,7 @@ def test_a_merged_section_knows_the_lines_of_both(tmp_path):
 )
 def test_overrides_are_read_as_yaml(file, override, key, value):
     assert getattr(load(file, [override]).train, key) == value
-
-
-def test_the_last_override_counts(file):
-    assert load(file, ["train.lr=1", "train.lr=2"]).train.lr == 2
-
-
-def test_overrides_from_python(file):
-    spec = load(file, {"train.lr": 0.5, "parallel.ranks": 4})
-    assert (spec.train.lr, spec.parallel.ranks) == (0.5, 4)
+    assert getattr(load(file, {f"train.{key}": value}).train, key) == value
 
 
 def test_a_new_length_replaces_the_old(file):
@@ -119,8 +105,7 @@ def test_own_workloads_are_found_beside_the_run_file(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from paceline import Workload\nfrom paceline.config import Section, field\n"
         "class Model(Section):\n    depth: int = field(3, 'layers', 'how deep')\n"
-        "class Mine(Workload):\n    Model = Model\n    def model(self): ...\n    def data(self, split): ...\n"
-        "    def loss(self, model, batch): ...\n"
+        "class Mine(Workload):\n    Model = Model\n"
     )
     (tmp_path / "run.yaml").write_text("workload: mine:Mine\nmodel: {depth: 5}\n")
     monkeypatch.chdir("/")
@@ -204,12 +189,6 @@ def test_every_problem_is_named_with_its_place(tmp_path):
     ]
 
 
-def test_a_long_value_is_cut(file):
-    with pytest.raises(UserError) as refused:
-        load(file, {"train.lr": "x" * 10_000})
-    assert len(str(refused.value)) < 150
-
-
 def test_every_field_has_a_meaning_and_the_file_stays_small():
     fields = list(build_spec({}).fields())
     assert all(meaning for _, _, _, meaning in fields)
@@ -218,17 +197,13 @@ def test_every_field_has_a_meaning_and_the_file_stays_small():
 
 def test_a_section_given_anew_takes_nothing_from_the_file(tmp_path):
     file = tmp_path / "run.yaml"
-    file.write_text(
-        "workload: lm\nparallel: {strategy: fsdp, ranks: 4, activation_checkpointing: full, micro_batch: 2}\n"
-    )
-    for spec, origin in (
-        (load(file, ["parallel=auto"]), "command line"),
-        (load(file).replace({"parallel": "auto"}), "changed in Python"),
-    ):
+    file.write_text("workload: lm\nparallel: {strategy: fsdp, ranks: 4, micro_batch: 2}\n")
+    changed = load(file).replace({"parallel": "auto"})
+    for spec, origin in ((load(file, ["parallel=auto"]), COMMAND_LINE), (changed, "changed in Python")):
         assert spec.parallel == load_text(tmp_path, "workload: lm\nparallel: auto\n").parallel
         where = {key: spec.origin(key) for key, *_ in spec.fields() if key.startswith("parallel.")}
         assert where.pop("parallel.strategy") == origin
-        assert set(where.values()) == {"default"}
+        assert set(where.values()) == {DEFAULT}
 
 
 def load_text(folder, text):
