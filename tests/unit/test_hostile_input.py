@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import pickle
-import sys
 import zipfile
 from functools import partial
 
@@ -14,10 +12,9 @@ import pytest
 from paceline.config import build_spec
 from paceline.data import files
 from paceline.data.tables import iter_columns
-from paceline.errors import InternalError, RunFailed, UserError
+from paceline.errors import RunFailed, UserError
 from paceline.io import terminal
 from paceline.io.files import read_json
-from paceline.launch.root_cause import describe_exception
 from paceline.reports.report import report
 from paceline.runlog.events import EventWriter, parse_event, read_steps
 from paceline.runlog.run_dir import RunDir
@@ -46,11 +43,7 @@ ASKED = {
     "5,000 digits typed": (f"explain run.yaml train.steps={DIGITS}", {}, "invalid-value"),
     "400 digits typed": (f"plan run.yaml train.global_batch={DIGITS[:400]}", {}, "invalid-value"),
     "400 digits of samples": (f"plan run.yaml --samples {DIGITS[:400]}", {}, "invalid-value"),
-    "a thousand digits in hexadecimal": (
-        "explain run.yaml",
-        {"run.yaml": RUN.replace("steps: 2", f"steps: 0x{DIGITS}")},
-        "invalid-format",
-    ),
+    "hexadecimal": ("explain run.yaml", {"run.yaml": RUN.replace(": 2", f": 0x{DIGITS}")}, "invalid-format"),
     "5,000 digits of devices": (f"plan run.yaml --devices {DIGITS}", {}, "invalid-value"),
     "NUL in data.path": (TRAIN, {"run.yaml": RUN.replace("t.csv", '"t\\0.csv"')}, "invalid-value"),
     "NUL in a run folder": ("watch a\0b --once", {}, "invalid-value"),
@@ -159,29 +152,20 @@ def test_arrays_that_unpack_to_more_than_there_is(workload, sections, tmp_path, 
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("X.npy", header.getvalue() + bytes(1 << 16))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text(
-        f"workload: {workload}\n{sections}\ndata: {{path: bomb.npz}}\ntrain: {{steps: 2}}\n"
-    )
+    text = f"workload: {workload}\n{sections}\ndata: {{path: bomb.npz}}\ntrain: {{steps: 2}}\n"
+    (tmp_path / "run.yaml").write_text(text)
     answer = ask(TRAIN)
-    assert answer.code == 2
-    assert "X.npy says that its shape is [1048576, 262144]" in answer.err
+    assert (answer.code, "its shape is [1048576, 262144]" in answer.err) == (2, True)
 
 
 class Panic(BaseException):
     """As a library in Rust raises it."""
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (KeyError("no such step"), 70),
-        (Panic("index out of range"), 70),
-        (BrokenPipeError(), 1),
-        (MemoryError(), 1),
-        (PermissionError(13, "Permission denied", "/x/y"), 1),
-    ],
-    ids=repr,
-)
+BUGS, REFUSALS = (KeyError("x"), Panic("y")), (BrokenPipeError(), MemoryError(), PermissionError(13, "no", "/x"))
+
+
+@pytest.mark.parametrize(("error", "code"), [*((bug, 70) for bug in BUGS), *((no, 1) for no in REFUSALS)], ids=repr)
 def test_a_bug_of_ours_is_one_line_and_a_file_and_what_the_machine_refuses_is_none(
     error, code, tmp_path, monkeypatch, ask
 ):
@@ -202,13 +186,6 @@ def test_a_bug_of_ours_is_one_line_and_a_file_and_what_the_machine_refuses_is_no
         assert "Traceback (most recent call last):" in written.read_text()
 
 
-def test_a_bug_of_ours_in_a_rank_keeps_its_traceback_for_the_file():
-    error = pickle.loads(pickle.dumps(describe_exception(3, KeyError("x")))).error
-    assert isinstance(error, InternalError)
-    assert (error.exit_code, str(error)) == (70, "rank 3 failed with KeyError: 'x'")
-    assert error.traceback == "KeyError: 'x'\n"
-
-
 ESCAPE = "\x1b]0;owned\x07\x1b[31m[red]x[/red]\x9b2J"
 
 
@@ -219,11 +196,7 @@ def test_nothing_that_was_read_steers_the_terminal(tmp_path, ask):
         more.write("evaluate", step=60, metrics={ESCAPE: 1.0})
         more.write("end", status=ESCAPE, why=ESCAPE)
     spec = RunDir(run).spec_file
-    spec.write_text(
-        spec.read_text()
-        .replace("name: escapes", f"workload: {json.dumps(ESCAPE)}\nname: escapes")
-        .replace("workload: classifier", "", 1)
-    )
+    spec.write_text(spec.read_text().replace("workload: classifier", f"workload: {json.dumps(ESCAPE)}"))
     for words in (["watch", run, "--once"], ["explain", run]):
         shown = ask(*words).out
         assert "[red]x[/red]" in shown
@@ -279,10 +252,8 @@ def test_a_folder_of_any_name_is_reported_in_files_of_text(tmp_path):
     assert "'=1+1\\x1b[2J" in table
     assert "half\\udcff" in table
     assert "half%FF" in made.read_text()
-    texts = [
-        file.read_bytes() for file in made.parent.rglob("*") if file.suffix in (".csv", ".tex", ".md", ".html", ".svg")
-    ]
-    assert not any(b"\x1b" in text for text in texts)
+    texts = (file for file in made.parent.rglob("*") if file.suffix in (".csv", ".tex", ".md", ".html", ".svg"))
+    assert not any(b"\x1b" in file.read_bytes() for file in texts)
 
 
 def test_events_are_not_written_through_a_link(tmp_path):
@@ -320,11 +291,11 @@ def test_a_damaged_event_is_passed_over(line, tmp_path):
     assert [step["step"] for step in read_steps(file)] == [1]
 
 
-def test_json_of_any_content_is_read_or_refused(tmp_path):
-    for content in ("[" * 99_999, f'{{"a": {DIGITS}}}', "\ud800", "{", "[]", ""):
-        (tmp_path / "x.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-        with pytest.raises(UserError, match="is damaged"):
-            read_json(tmp_path / "x.json")
+@pytest.mark.parametrize("content", ["[" * 99_999, f'{{"a": {DIGITS}}}', "\ud800", "{", "[]", ""])
+def test_json_of_any_content_is_read_or_refused(content, tmp_path):
+    (tmp_path / "x.json").write_bytes(content.encode("utf-8", "surrogatepass"))
+    with expect_error("damaged"):
+        read_json(tmp_path / "x.json")
 
 
 def test_learning_tokens_from_a_word_without_end_takes_a_moment():
@@ -337,7 +308,3 @@ def test_learning_tokens_from_a_word_without_end_takes_a_moment():
     found = bpe.encode_texts(tokenizer, 0, [words[0], "some words"])
     assert found.lengths.tolist()[0] == 8
     assert found.cut_texts == 1
-
-
-def test_the_limit_of_digits_is_that_of_python():
-    assert sys.get_int_max_str_digits() == 4300, "5,000 digits are more than it converts"

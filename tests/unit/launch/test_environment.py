@@ -1,8 +1,10 @@
 """Reading our place from the environment: the variables below were copied from real launchers."""
 
+import pickle
+
 import pytest
 
-from paceline.errors import OutOfMemory, RunFailed, UserError
+from paceline.errors import InternalError, OutOfMemory, RunFailed, UserError
 from paceline.launch.environment import RankInfo, detect_rank, parse_first_host, parse_task_counts
 from paceline.launch.root_cause import RankFailure, describe_exception, describe_exit, find_root_cause, is_secondary
 from results import expect_error
@@ -83,15 +85,13 @@ FIRST_HOSTS = env(
 )
 
 
-@pytest.mark.parametrize("name", PLACES)
-def test_place(name):
-    environ, place = PLACES[name]
+@pytest.mark.parametrize(("environ", "place"), PLACES.values(), ids=PLACES)
+def test_place(environ, place):
     assert detect_rank(environ) == place
 
 
-@pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_contradiction_names_the_variable(name):
-    environ, variable = CONTRADICTIONS[name]
+@pytest.mark.parametrize(("environ", "variable"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradiction_names_the_variable(environ, variable):
     with pytest.raises(UserError) as error:
         detect_rank(environ)
     assert error.value.key == variable
@@ -103,23 +103,20 @@ def test_ports_differ_between_steps_and_jobs():
     assert len({place.port for place in places if place}) == len(jobs)
 
 
-@pytest.mark.parametrize("text", FIRST_HOSTS)
-def test_first_host_of_a_node_list(text):
-    assert parse_first_host(text) == FIRST_HOSTS[text]
+def test_lists_of_nodes_and_of_tasks():
+    assert {text: parse_first_host(text) for text in FIRST_HOSTS} == FIRST_HOSTS
+    assert [parse_task_counts(text) for text in ("2(x3),1", "4")] == [[2, 2, 2, 1], [4]]
 
 
-@pytest.mark.parametrize("text", ["", "n[", "n]1", "n[1-", "n[a-b]", "n[]", ",n1"])
-def test_unreadable_node_lists(text):
+NODES, TASKS = ("", "n[", "n]1", "n[1-", "n[a-b]", "n[]", ",n1"), ("", "2(3)", "x", "2,,1")
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"), [*((parse_first_host, t) for t in NODES), *((parse_task_counts, t) for t in TASKS)]
+)
+def test_unreadable_lists(parse, text):
     with expect_error("unavailable"):
-        parse_first_host(text)
-
-
-def test_task_counts():
-    assert parse_task_counts("2(x3),1") == [2, 2, 2, 1]
-    assert parse_task_counts("4") == [4]
-    for text in ("", "2(3)", "x", "2,,1"):
-        with pytest.raises(UserError, match="task counts"):
-            parse_task_counts(text)
+        parse(text)
 
 
 def chained(outer: BaseException, inner: BaseException) -> BaseException:
@@ -161,13 +158,10 @@ def test_errors_that_the_launcher_raises():
     failed = describe_exception(1, RunFailed("another rank failed")).error
     assert (type(failed), str(failed)) == (RunFailed, "rank 1: another rank failed")
     assert isinstance(describe_exception(1, OutOfMemory("there is no memory")).error, OutOfMemory)
+    bug = pickle.loads(pickle.dumps(describe_exception(3, KeyError("x")))).error
+    assert (type(bug), bug.exit_code, bug.traceback) == (InternalError, 70, "KeyError: 'x'\n")
     killed = describe_exit(1, -9, 0.0, False).error
-    assert isinstance(killed, OutOfMemory)
-    assert not killed.certain
-    messages = {
-        (1, -9): "rank 1 was killed by SIGKILL (out of memory?)",
-        (0, -15): "rank 0 was killed by SIGTERM",
-        (0, -60): "rank 0 was killed by signal 60",
-        (2, 3): "rank 2 ended with exit code 3 and left no message",
-    }
-    assert {ended: str(describe_exit(*ended, 0.0, False).error) for ended in messages} == messages
+    assert (type(killed), killed.certain) == (OutOfMemory, False)
+    said = [str(describe_exit(0, code, 0.0, False).error) for code in (-15, -60, 3)]
+    assert [words.rpartition(" by ")[2] for words in said[:2]] == ["SIGTERM", "signal 60"]
+    assert "exit code 3" in said[2]
