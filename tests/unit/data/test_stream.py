@@ -5,7 +5,6 @@ import json
 import shutil
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from paceline.data.corpora.documents import PART_CHARACTERS, TokenStreams, Windo
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.corpora.tokenizer import read_tokenizer
 from paceline.errors import RunFailed
-from paceline.io.files import expand_cache
 from paceline.workloads.classifier.sections import TextData
 from paceline.workloads.lm.sections import LMData
 from results import expect_error
@@ -148,14 +146,6 @@ def test_the_cache_is_named_by_content(tmp_path, texts):
     assert TokenStreams.prepare(data_of(tmp_path, moved, vocab=280), QUIET).vocab <= 280
 
 
-def test_a_cache_in_the_home_folder_is_where_the_desktop_wants_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert expand_cache(Path("~/.cache/paceline")) == tmp_path / "xdg" / "paceline"
-    assert expand_cache(tmp_path) == tmp_path
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert expand_cache(Path("~/.cache/paceline")) == Path.home() / ".cache" / "paceline"
-
-
 def test_what_is_read_from_a_folder(tmp_path):
     for name in ("b.md", "a.txt", "deep/er/c.py", ".git/d.txt", "e.png", "__pycache__/f.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -188,9 +178,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("row", BAD)
-def test_bad_input_has_a_code(tmp_path, row):
-    path, given, code = BAD[row]
+@pytest.mark.parametrize(("path", "given", "code"), BAD.values(), ids=BAD)
+def test_bad_input_has_a_code(tmp_path, path, given, code):
     for name, content in given.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -198,10 +187,10 @@ def test_bad_input_has_a_code(tmp_path, row):
         TokenStreams.prepare(data_of(tmp_path, tmp_path / path))
 
 
-def test_fields_that_do_not_go_together():
-    for fields, code in (({"source": "text"}, "missing-value"), ({"path": "a.txt"}, "conflict")):
-        with expect_error(code):
-            open_documents(LMData(**fields))
+@pytest.mark.parametrize(("fields", "code"), [({"source": "text"}, "missing-value"), ({"path": "a.txt"}, "conflict")])
+def test_fields_that_do_not_go_together(fields, code):
+    with expect_error(code):
+        open_documents(LMData(**fields))
 
 
 def tokens_of(length):
@@ -234,10 +223,8 @@ def test_padded_rows_count_nothing():
     windows = Windows(tokens_of(200), 16)
     ids = np.array([3, 1])
     plain, padded = windows.batch(ids, ids), windows.padded(ids, ids, 5)
-    assert padded.tokens.shape == (5, 16)
-    assert padded.tokens[:2].equal(plain.tokens)
-    assert padded.targets[:2].equal(plain.targets)
-    assert (padded.targets[2:] == -100).all()
+    assert all(part[:2].equal(whole) for part, whole in zip(padded, plain, strict=True))
+    assert padded.targets[2:].tolist() == [[-100] * 16] * 3
 
 
 @pytest.fixture
@@ -288,45 +275,39 @@ def write_tokenizer(file, special, normalizer=None):
     return file
 
 
-def write_rows(folder):
-    texts = ["the wheel", "the road the hill", "Hill wind", "", "wind wind wind wind [MASK]"] * 8
-    rows = folder / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"text": f"{t}", "label": i % 2}) + "\n" for i, t in enumerate(texts)))
-    return rows
+@pytest.fixture
+def labelled(tmp_path):
+    """A function that prepares a few texts with a tokenizer."""
+    texts, file = (
+        ["the wheel", "the road the hill", "Hill wind", "", "wind wind wind wind [MASK]"],
+        tmp_path / "r.jsonl",
+    )
+    rows = [{"text": text, "label": label} for text in texts * 4 for label in (0, 1)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    given = {"source": "jsonl", "path": file, "test_path": file, "max_length": 4, "cache": tmp_path / "cache"}
+    return lambda tokenizer, log=QUIET, **more: LabelledCorpus.prepare(
+        TextData(**given, tokenizer=tokenizer, **more), log
+    )
 
 
-def labelled(folder, tokenizer, said=None, **fields):
-    given = {"source": "jsonl", "path": folder / "rows.jsonl", "test_path": folder / "rows.jsonl", "max_length": 4}
-    data = TextData(**given, cache=folder / "cache", tokenizer=tokenizer, **fields)
-    return LabelledCorpus.prepare(data, (said if said is not None else []).append)
-
-
-def test_labelled_texts_have_its_tokens_and_its_mask(tmp_path):
-    write_rows(tmp_path)
-    corpus = labelled(tmp_path, write_tokenizer(tmp_path / "t.json", ["<mask>"]))
-    assert (corpus.vocab, corpus.special) == (8, 7)
-    five = [corpus.train.gather(np.array([i])).tolist() for i in range(5)]
-    assert five == [[1, 2], [1, 3, 1, 5], [4, 6], [7], [6, 6, 6, 6]], "cut at data.max_length, an empty one is the mask"
-    assert labelled(tmp_path, tmp_path / "t.json", lowercase=True).train.gather(np.array([2])).tolist() == [5, 6]
-    stripped = write_tokenizer(tmp_path / "strip.json", ["<mask>"], normalizers.Replace("wheel", "wind"))
-    assert labelled(tmp_path, stripped, lowercase=True).train.gather(np.array([0])).tolist() == [1, 6]
-
-
-def test_the_cache_knows_it_by_its_content(tmp_path):
-    write_rows(tmp_path)
+def test_labelled_texts_have_its_tokens_and_its_mask(tmp_path, labelled):
     file = write_tokenizer(tmp_path / "t.json", ["<mask>"])
-    first = labelled(tmp_path, file)
+    corpus = labelled(file)
+    assert (corpus.vocab, corpus.special) == (8, 7)
+    five = [corpus.train.gather(np.array([i])).tolist() for i in range(0, 10, 2)]
+    assert five == [[1, 2], [1, 3, 1, 5], [4, 6], [7], [6, 6, 6, 6]], "cut at data.max_length, an empty one is the mask"
+    assert labelled(file, lowercase=True).train.gather(np.array([4])).tolist() == [5, 6]
+    stripped = write_tokenizer(tmp_path / "strip.json", ["<mask>"], normalizers.Replace("wheel", "wind"))
+    assert labelled(stripped, lowercase=True).train.gather(np.array([0])).tolist() == [1, 6]
     moved = file.rename(tmp_path / "moved.json")
-    assert labelled(tmp_path, moved).folder == first.folder == labelled(tmp_path, moved, vocab=300).folder
-    write_tokenizer(moved, ["<mask>", "more"])
-    other = labelled(tmp_path, moved)
-    assert (other.folder != first.folder, other.vocab) == (True, 9)
+    assert labelled(moved).folder == corpus.folder == labelled(moved, vocab=300).folder, "known by its content"
+    other = labelled(write_tokenizer(moved, ["<mask>", "more"]))
+    assert (other.folder != corpus.folder, other.vocab) == (True, 9)
 
 
-def test_another_special_token_is_taken_and_said(tmp_path):
-    write_rows(tmp_path)
+def test_another_special_token_is_taken_and_said(tmp_path, labelled):
     said = []
-    corpus = labelled(tmp_path, write_tokenizer(tmp_path / "t.json", ["</s>", "<unk>"]), said)
+    corpus = labelled(write_tokenizer(tmp_path / "t.json", ["</s>", "<unk>"]), said.append)
     assert corpus.special == corpus.tokenizer.token_to_id("<unk>")
     assert any("[MASK]" in line and "<unk>" in line for line in said)
 
@@ -337,16 +318,13 @@ def test_documents_end_with_its_end(tmp_path):
     for i in range(12):
         (texts / f"{i}.txt").write_text("the wheel " * (i + 1))
     file = write_tokenizer(tmp_path / "t.json", ["<|endoftext|>"])
-    streams = TokenStreams.prepare(LMData(source="text", path=texts, tokenizer=file, cache=tmp_path / "cache"))
+    streams = TokenStreams.prepare(data_of(tmp_path, texts, tokenizer=file))
     assert (streams.vocab, streams.special) == (8, 7)
-    ids = np.concatenate([streams.train, streams.test])
-    assert ids[0] == ids[-1] == 7
-    assert (ids == 7).sum() == 12 + 2
-    assert set(ids.tolist()) == {1, 2, 7}
+    ids = np.concatenate([streams.train, streams.test]).tolist()
+    assert (ids[0], ids[-1], ids.count(7), set(ids)) == (7, 7, 12 + 2, {1, 2, 7})
     without = write_tokenizer(tmp_path / "none.json", ["<odd>"])
-    data = LMData(source="text", path=texts, tokenizer=without, cache=tmp_path / "cache")
     with expect_error("invalid-data", "data.tokenizer", match=r"add one of \[END\]"):
-        TokenStreams.prepare(data)
+        TokenStreams.prepare(data_of(tmp_path, texts, tokenizer=without))
 
 
 BROKEN = {
@@ -359,9 +337,8 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_has_a_code(tmp_path, name):
-    make, code = BROKEN[name]
+@pytest.mark.parametrize(("make", "code"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_has_a_code(tmp_path, make, code):
     make(tmp_path / "t.json")
     with expect_error(code, "data.tokenizer", match=r"t\.json"):
         read_tokenizer(tmp_path / "t.json")

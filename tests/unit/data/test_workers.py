@@ -112,10 +112,9 @@ def test_the_number_that_pays(step_s, cores, expected):
 
 
 def test_ranks_of_one_machine_share_its_cores_unless_they_are_bound():
-    seen = len(os.sched_getaffinity(0))
-    assert cores_of(SINGLE_RANK) == seen
-    assert cores_of(replace(SINGLE_RANK, local_world=2, launcher="torchrun")) == max(1, seen // 2)
-    assert cores_of(replace(SINGLE_RANK, local_world=2, launcher="srun")) == seen
+    seen, two = len(os.sched_getaffinity(0)), replace(SINGLE_RANK, local_world=2)
+    found = [cores_of(SINGLE_RANK), *(cores_of(replace(two, launcher=name)) for name in ("torchrun", "srun"))]
+    assert found == [seen, max(1, seen // 2), seen]
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
