@@ -1,6 +1,5 @@
 """Exported folders load without Paceline, and give the same numbers."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import paceline
-from paceline import UserError, Workload, export, train
+from paceline import Workload, export, train
 from paceline.config import build_spec
 from results import expect_error
 
@@ -77,14 +76,11 @@ def test_a_language_model_gives_the_same_logits_by_its_own_loader(lm_run, tmp_pa
     with torch.no_grad():
         wanted = paceline.open(lm_run.path).model(ids)
     folder = export(lm_run.path, tmp_path / "lm")
-    spec = importlib.util.spec_from_file_location("exported_lm", folder / "load.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    model = module.load(folder)
-    with torch.no_grad():
-        assert (model(ids) - wanted).abs().max() < 1e-6
-    assert model.write("The run", tokens=3).startswith("The run")
-    assert paceline.sample(lm_run.path, "The run", tokens=3).startswith("The run")
+    logits, text = in_folder(
+        folder, f"print(json.dumps([model(torch.tensor({ids.tolist()})).tolist(), model.write('A', 3)]))"
+    )
+    assert np.abs(np.array(logits) - wanted.numpy()).max() < 1e-6
+    assert text.startswith("A")
 
 
 class Line(Workload):
@@ -130,22 +126,19 @@ def test_a_model_that_torch_cannot_export_is_refused_in_one_line(circle_run, cir
     text = circle_file.read_text(encoding="utf-8")
     line = "return self.layers(points)"
     odd.write_text(text.replace(line, f"{line} if points.sum().item() > 0 else points"), encoding="utf-8")
-    with pytest.raises(UserError, match="leave --onnx out") as error:
+    with expect_error("not-supported", "--onnx"):
         export(circle_run.path, tmp_path / "model", onnx=True, code=odd)
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("out", ["folder", "weights.safetensors"])
-def test_an_export_is_the_same_bytes_each_time(classifier_run, out, tmp_path):
+@pytest.mark.parametrize("end", ["", ".safetensors"])
+def test_an_export_is_the_same_bytes_each_time(classifier_run, end, tmp_path):
     written = []
-    for place in ("a", "b"):
-        (tmp_path / place).mkdir()
-        whole = export(classifier_run.path, tmp_path / place / out)
-        files = sorted(whole.rglob("*")) if whole.is_dir() else [whole]
-        written.append({file.name: file.read_bytes() for file in files if file.is_file()})
+    for name in ("a", "b"):
+        whole = export(classifier_run.path, tmp_path / f"{name}{end}")
+        files = sorted(whole.iterdir()) if whole.is_dir() else [whole]
+        written.append([file.read_bytes() for file in files])
     assert written[0] == written[1]
-    assert written[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -52,9 +52,8 @@ def test_a_tokeniser_that_grows_a_text_is_a_line(bomb):
 
 
 def test_a_decoder_that_grows_ids_is_a_line_and_one_that_takes_long_is_stopped(monkeypatch):
-    tokenizer = restore_tokenizer(
-        build(None, None, decoders.Sequence([decoders.Replace("a", "a" * 1000)] * 6)).to_str()
-    )
+    growing = decoders.Sequence([decoders.Replace("a", "a" * 1000)] * 6)
+    tokenizer = restore_tokenizer(build(None, None, growing).to_str())
     with pytest.raises(UserError):
         tokenizer.decode([tokenizer.token_to_id("a")])
     monkeypatch.setattr(limited_process, "PATIENCE_S", 0.0)
@@ -74,22 +73,13 @@ def test_a_chat_template_that_grows_or_never_ends_is_a_line(monkeypatch, text, p
         ChatTemplate(text, Path("chat_template.jinja"), {}).render([{"role": "user", "content": "a"}], "row 1")
 
 
+SPLIT = pre_tokenizers.Split(Regex(r"'s|\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
+BYTES = pre_tokenizers.ByteLevel(use_regex=False)
 ORDINARY = {
     "ours": (build(), False),
     "lower case": (build(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])), False),
     "twice": (build(normalizers.Sequence([normalizers.NFKC(), normalizers.NFKC()])), True),
-    "Split": (
-        build(
-            normalizers.Replace(Regex(" {2,}"), " "),
-            pre_tokenizers.Sequence(
-                [
-                    pre_tokenizers.Split(Regex(r"'s|\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated"),
-                    pre_tokenizers.ByteLevel(use_regex=False),
-                ]
-            ),
-        ),
-        True,
-    ),
+    "Split": (build(normalizers.Replace(Regex(" {2,}"), " "), pre_tokenizers.Sequence([SPLIT, BYTES])), True),
 }
 
 

@@ -15,7 +15,6 @@ import paceline
 from paceline import RunFailed, UserError, train
 from paceline.config import build_spec
 from paceline.inference.trained_model import Predictions
-from paceline.io.files import read_json
 from results import expect_error
 
 
@@ -53,10 +52,9 @@ def test_a_table_comes_back_with_predictions_beside_it(classifier_run, tables, t
 
 
 def test_texts_are_shown_with_their_class(classifier_run, tmp_path, ask):
-    lines = tmp_path / "lines.txt"
-    lines.write_text("goal team match\nstar moon orbit\n", encoding="utf-8")
+    (tmp_path / "lines.txt").write_text("goal team match\nstar moon orbit\n", encoding="utf-8")
     typed = ask("predict", classifier_run.path, "goal team match", "star moon orbit")
-    assert ask("predict", classifier_run.path, lines) == typed
+    assert ask("predict", classifier_run.path, tmp_path / "lines.txt") == typed
     assert (typed.code, len(typed.out.splitlines())) == (0, 3)
 
 
@@ -105,15 +103,8 @@ def test_what_cannot_be_predicted_is_refused_in_one_line(classifier_run, tables,
     assert (answer.code, said in answer.err) == (2, True)
 
 
-def test_what_a_run_keeps_is_read_by_people_too(classifier_run):
-    kept = classifier_run.path / "kept"
-    assert json.loads((kept / "classes.json").read_text("utf-8")) == ["money", "sky", "sport"]
-    assert read_json(kept / "vocabulary.json")["special"] == 0
-    assert not list(classifier_run.path.glob(".kept*"))
-
-
 def test_a_workload_without_predictions_says_what_to_use(lm_run):
-    with pytest.raises(UserError, match="use  paceline sample"):
+    with expect_error("not-supported", match="use  paceline sample"):
         paceline.open(lm_run.path).predict(["a text"])
 
 
