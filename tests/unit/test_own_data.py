@@ -41,30 +41,30 @@ def data_folder(tmp_path_factory):
     return folder
 
 
+def _write(file, rows):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(file, "wt") as opened:
+        csv.writer(opened).writerows(rows)
+
+
 def _census(folder):
-    folder.mkdir(parents=True)
     words = ("workclass", "marital_status", "occupation", "relationship", "sex")
     numbers = ("age", "education_num", "capital_gain", "capital_loss", "hours_per_week")
     draw = np.random.default_rng(0)
     for split, count in (("train", 900), ("test", 100)):
-        with gzip.open(folder / f"adult_{split}.csv.gz", "wt") as file:
-            rows = csv.writer(file)
-            rows.writerow([*numbers, *words, "income"])
-            for _ in range(count):
-                values, kinds = draw.integers(0, 60, len(numbers)), draw.integers(0, 3, len(words))
-                rows.writerow([*values, *(f"kind {k}" for k in kinds), ">50K" if kinds[0] else "<=50K"])
+        rows = [[*numbers, *words, "income"]]
+        for _ in range(count):
+            values, kinds = draw.integers(0, 60, len(numbers)), draw.integers(0, 3, len(words))
+            rows.append([*values, *(f"kind {k}" for k in kinds), ">50K" if kinds[0] else "<=50K"])
+        _write(folder / f"adult_{split}.csv.gz", rows)
 
 
 def _reviews(folder):
-    folder.mkdir(parents=True)
-    draw = np.random.default_rng(0)
-    with gzip.open(folder / "reviews_sample.csv.gz", "wt") as file:
-        rows = csv.writer(file)
-        rows.writerow(["text", "rating"])
-        for _ in range(300):
-            good = bool(draw.integers(2))
-            other = " ".join(draw.choice(["the", "box", "hair", "it", "was"], draw.integers(1, 9)))
-            rows.writerow([f"{other} {'lovely' if good else 'broken'}", 5.0 if good else 1.0])
+    draw, words, rows = np.random.default_rng(0), ["the", "box", "hair", "it", "was"], [("text", "rating")]
+    for good in draw.integers(2, size=300):
+        other = " ".join(draw.choice(words, draw.integers(1, 9)))
+        rows.append((f"{other} {'lovely' if good else 'broken'}", 5.0 if good else 1.0))
+    _write(folder / "reviews_sample.csv.gz", rows)
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "\ndef data(" in block])

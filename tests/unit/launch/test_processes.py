@@ -93,7 +93,7 @@ def test_two_workers_of_tensorflow_find_the_losses_of_one():
     said = []
     for ranks in ("1", "2"):
         words = ["-m", "paceline", "launch", "--ranks", ranks, "--", sys.executable, str(EXAMPLE)]
-        out = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True).stdout
+        out = subprocess.check_output([sys.executable, *words], text=True)
         said.append([line.partition("step ")[2] for line in out.splitlines() if "step" in line])
     assert said[0] == said[1]
     assert len(said[0]) == 2
