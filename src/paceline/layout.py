@@ -7,6 +7,7 @@ whose ranks only pass activations on.
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,7 @@ LAYOUT_FIELDS = (
     *("strategy", "ranks", "replicate", "tensor", "sequence", "context", "expert", "pipeline", "schedule"),
     *("offload", "engine", "engine_config"),
 )
-
-
 GRID = ("replicate", "shard", "context", "tensor", "pipeline")
-SHOWN = ("replicate", "shard", "tensor", "pipeline")
-"""Axes that `Layout.grid` names even if they have one rank."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class Layout:
     def grid(self) -> str:
         """Format the ranks as the product of the axes."""
         expert = f", of which {self.expert} divide the experts" if self.expert > 1 else ""
-        axes = (f"{name} {getattr(self, name)}" for name in GRID if name in SHOWN or getattr(self, name) > 1)
+        axes = (f"{name} {getattr(self, name)}" for name in GRID if name != "context" or self.context > 1)
         return f"{self.ranks} rank{'s' * (self.ranks > 1)} = {' × '.join(axes)}{expert}"
 
     @property
@@ -280,72 +277,52 @@ def _divide_data_ranks(parallel: Parallel, strategy: str, data: int) -> tuple[in
 
 def _check_options(spec: RunSpec, strategy: str) -> None:
     """Raise UserError for options of the section that exclude each other."""
-    parallel, fp16, fp8 = spec.parallel, spec.train.precision == "fp16", spec.train.precision == "fp8"
-    reduce, engine = parallel.reduce, parallel.engine
-    beside, stage, rounds = parallel.tensor * parallel.pipeline > 1, ZERO_STAGES[strategy], reduce in ("bf16", "fp16")
-    alone = beside or parallel.context * parallel.expert > 1 or strategy == "zero1" or (stage >= 2 and not rounds)
-    others = ", zero2, fsdp or hsdp" * rounds
-    each, least = parallel.tensor * parallel.context * parallel.pipeline, parallel.least_ranks
-    conflicts = (
-        (strategy == "zero1" and beside, "strategy=zero1 excludes tensor and pipeline; use zero2, fsdp or ddp"),
-        (parallel.sequence and parallel.tensor == 1, "sequence=true needs tensor parallelism; use parallel.tensor=2"),
-        (
-            least is not None and parallel.ranks != least and parallel.ranks - each < least,
-            f"least_ranks={least} cannot be reached: {parallel.ranks} ranks shrink by {each} (tensor × context × "
-            "pipeline); use fewer, or leave it out",
-        ),
-        (
-            parallel.offload and stage < 2 and engine == "torch",
-            f"offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp",
-        ),
-        (
-            reduce != "exact" and alone,
-            f"reduce={reduce} is for data parallelism; use parallel.strategy=ddp{others} alone",
-        ),
-        (
-            parallel.wrap != "layers" and engine != "torch" and stage >= 2,
-            f"wrap={parallel.wrap} is for parallel.engine=torch, not {engine}",
-        ),
-        (
-            parallel.backend == "nccl" and parallel.device == "cpu",
-            "backend=nccl connects CUDA devices, but parallel.device=cpu; use parallel.backend=gloo",
-        ),
-        (
-            engine == "torch" and parallel.engine_config is not None,
-            "engine_config is for parallel.engine=deepspeed or accelerate, not torch",
-        ),
-        (
-            engine != "torch" and (beside or parallel.context * parallel.expert > 1 or reduce != "exact"),
-            f"engine={engine} spreads data and optimiser state alone; use parallel.engine=torch for the rest",
-        ),
-        (
-            engine != "torch" and (spec.train.weights, spec.train.optimizer_state) != ("fp32", "fp32"),
-            f"engine={engine} keeps weights and optimiser states in fp32; use parallel.engine=torch",
-        ),
-        (
-            engine != "torch" and spec.train.optimizer == "muon",
-            f"engine={engine} hands the optimiser parts of matrices, and muon needs whole ones; use torch",
-        ),
-        (
-            parallel.offload and spec.train.optimizer == "muon",
-            "offload=true keeps matrices in host memory, and train.optimizer=muon gathers them; leave it out",
-        ),
-        (
-            reduce in ("local_sgd", "diloco") and spec.train.optimizer_state == "8bit",
-            f"reduce={reduce} averages optimiser states, which train.optimizer_state=8bit packs; use bf16",
-        ),
-        (
-            reduce == "powersgd" and fp16,
-            "reduce=powersgd adds parts of gradients to later ones, and train.precision=fp16 changes their scale; "
-            "use train.precision=bf16",
-        ),
-    )
-    for conflict, reason in conflicts:
-        if conflict:
-            raise _error(f"parallel.{reason}", re.split("[= ]", reason)[0])
-    if fp8 and parallel.tensor > 1:
-        reason = f"train.precision=fp8 scales whole matrices, and parallel.tensor={parallel.tensor} divides them"
-        raise _error(f"{reason}; use train.precision=bf16, or parallel.tensor=1", "train.precision")
+    for reason in _find_conflicts(spec, strategy):
+        raise _error(f"parallel.{reason}", re.split("[= ]", reason)[0])
+    if spec.train.precision == "fp8" and spec.parallel.tensor > 1:
+        reason = f"fp8 scales whole matrices, and parallel.tensor={spec.parallel.tensor} divides them"
+        use = "train.precision=bf16, or parallel.tensor=1"
+        raise _error(f"train.precision={reason}; use {use}", "train.precision")
+
+
+def _find_conflicts(spec: RunSpec, strategy: str) -> Iterator[str]:
+    """Yield what cannot work together, from the key in `parallel` that is to be changed on."""
+    parallel, train = spec.parallel, spec.train
+    reduce, engine, least = parallel.reduce, parallel.engine, parallel.least_ranks
+    each = parallel.tensor * parallel.context * parallel.pipeline
+    beside, divided = parallel.tensor * parallel.pipeline > 1, each * parallel.expert > 1
+    stage, rounds, own = ZERO_STAGES[strategy], reduce in ("bf16", "fp16"), engine == "torch"
+    if strategy == "zero1" and beside:
+        yield "strategy=zero1 excludes tensor and pipeline; use zero2, fsdp or ddp"
+    if parallel.sequence and parallel.tensor == 1:
+        yield "sequence=true needs tensor parallelism; use parallel.tensor=2"
+    if least is not None and parallel.ranks != least and parallel.ranks - each < least:
+        reached = f"{parallel.ranks} ranks shrink by {each} (tensor × context × pipeline)"
+        yield f"least_ranks={least} cannot be reached: {reached}; use fewer, or leave it out"
+    if parallel.offload and stage < 2 and own:
+        yield f"offload=true needs sharded parameters, not {strategy}; use parallel.strategy=fsdp"
+    if reduce != "exact" and (divided or strategy == "zero1" or (stage >= 2 and not rounds)):
+        others = ", zero2, fsdp or hsdp" * rounds
+        yield f"reduce={reduce} is for data parallelism; use parallel.strategy=ddp{others} alone"
+    if parallel.wrap != "layers" and not own and stage >= 2:
+        yield f"wrap={parallel.wrap} is for parallel.engine=torch, not {engine}"
+    if parallel.backend == "nccl" and parallel.device == "cpu":
+        yield "backend=nccl connects CUDA devices, but parallel.device=cpu; use parallel.backend=gloo"
+    if own and parallel.engine_config is not None:
+        yield "engine_config is for parallel.engine=deepspeed or accelerate, not torch"
+    if not own and (divided or reduce != "exact"):
+        yield f"engine={engine} spreads data and optimiser state alone; use parallel.engine=torch for the rest"
+    if not own and (train.weights, train.optimizer_state) != ("fp32", "fp32"):
+        yield f"engine={engine} keeps weights and optimiser states in fp32; use parallel.engine=torch"
+    if not own and train.optimizer == "muon":
+        yield f"engine={engine} hands the optimiser parts of matrices, and muon needs whole ones; use torch"
+    if parallel.offload and train.optimizer == "muon":
+        yield "offload=true keeps matrices in host memory, and train.optimizer=muon gathers them; leave it out"
+    if reduce in ("local_sgd", "diloco") and train.optimizer_state == "8bit":
+        yield f"reduce={reduce} averages optimiser states, which train.optimizer_state=8bit packs; use bf16"
+    if reduce == "powersgd" and train.precision == "fp16":
+        scale = "train.precision=fp16 changes their scale; use train.precision=bf16"
+        yield f"reduce=powersgd adds parts of gradients to later ones, and {scale}"
 
 
 def _check_small_states(train: Train) -> None:

@@ -5,7 +5,6 @@ unknown: a slow pair that is fast alone shares its path with another.
 """
 
 import errno
-import secrets
 import socket
 import statistics
 import struct
@@ -137,7 +136,6 @@ def check_variables(context: CheckContext) -> Iterator[CheckResult]:
 class NodeAddress:
     host: str
     port: int
-    token: str
     link_bits_s: float | None
     own_bits_s: float
     """Through the loopback, by the same program."""
@@ -168,7 +166,7 @@ def check_links(rendezvous: Rendezvous) -> list[CheckResult]:
                 if node == a:
                     found.append(_measure_pair(a, b, addresses[b]))
                 elif node == b:
-                    _serve_pair(server, mine.token)
+                    _serve_pair(server)
             rendezvous.gather(f"round {index}", None)
     gathered = rendezvous.gather("pairs", [asdict(pair) for pair in found])
     rates = [PairRate(**pair) for some in gathered for pair in some]
@@ -192,7 +190,8 @@ def schedule_pairs(nodes: int) -> list[list[tuple[int, int]]]:
 def judge_pairs(pairs: Sequence[PairRate], addresses: Sequence[NodeAddress], hosts: Sequence[str]) -> list[CheckResult]:
     """Return a result for each slow or closed pair, or one for all of them."""
     fine = [pair for pair in pairs if not pair.why_not]
-    median = statistics.median(pair.bits_s for pair in fine) if fine else 0.0
+    rates = sorted(pair.bits_s for pair in fine)
+    median = statistics.median(rates) if fine else 0.0
     found: list[CheckResult] = []
     for pair in pairs:
         who = f"{hosts[pair.b]} to {hosts[pair.a]}"
@@ -209,15 +208,13 @@ def judge_pairs(pairs: Sequence[PairRate], addresses: Sequence[NodeAddress], hos
             expected = f"about {_format_rate(most)}, by {reason}"
             expected += f"; the median of all pairs is {_format_rate(median)}" if behind else ""
             verdict = Health.WRONG if behind or pair.bits_s < TOO_SLOW * most else Health.LOOK
-            remedy = "ethtool and ip -s link on both; another interface:  "
-            remedy += "export GLOO_SOCKET_IFNAME=… NCCL_SOCKET_IFNAME=…"
+            remedy = f"ethtool and ip -s link on both; another interface:  export {GLOO}=… {NCCL}=…"
             found.append(_result("link", f"{who}: {_format_rate(pair.bits_s)}", expected, verdict, remedy, who))
     if fine and not found:
-        rates = sorted(pair.bits_s for pair in fine)
         trip_s = statistics.median(pair.round_trip_s for pair in fine)
-        between = " to ".join(map(_format_rate, rates[:1] if len(rates) == 1 else (rates[0], rates[-1])))
-        all_of_them = f"{between}, {duration(trip_s)} there and back"
-        found.append(_result("links", all_of_them, "the speed of the cards", host=ALL_NODES))
+        between = " to ".join(map(_format_rate, (rates[0], rates[-1])))
+        shown = f"{between}, {duration(trip_s)} there and back"
+        found.append(_result("links", shown, "the speed of the cards", host=ALL_NODES))
     return found
 
 
@@ -244,7 +241,7 @@ def _describe_own_address(rendezvous: Rendezvous, port: int) -> NodeAddress:
     card = psutil.net_if_stats().get(find_interface(own)) if own else None
     link_bits_s = card.speed * 1e6 if card and card.speed > 0 else None
     host = shared if rendezvous.node == 0 else own or shared
-    return NodeAddress(host, port, secrets.token_hex(8), link_bits_s, measure_loopback_bits_s())
+    return NodeAddress(host, port, link_bits_s, measure_loopback_bits_s())
 
 
 def measure_loopback_bits_s() -> float:
@@ -270,42 +267,37 @@ def _measure_pair(a: int, b: int, peer: NodeAddress) -> PairRate:
     try:
         for _ in range(PAIR_TRIES):
             with socket.create_connection((peer.host, peer.port), CONNECT_S) as connection:
-                connection.settimeout(CONNECT_S)
-                connection.sendall(peer.token.encode())
                 trips += _measure_clock_offsets(connection)
                 rates.append(_receive_bits_s(connection))
-    except OSError as error:
-        return PairRate(a, b, 0.0, 0.0, 0.0, f"{error.strerror or 'no answer'} at {peer.host}:{peer.port}")
+    except (OSError, struct.error) as error:  # the other end hung up
+        reason = getattr(error, "strerror", None) or "no answer"
+        return PairRate(a, b, 0.0, 0.0, 0.0, f"{reason} at {peer.host}:{peer.port}")
     trip_s, ahead_s = min(trips)
     return PairRate(a, b, max(rates), trip_s, ahead_s)
 
 
-def _serve_pair(server: socket.socket, token: str) -> None:
+def _serve_pair(server: socket.socket) -> None:
     server.settimeout(CONNECT_S + SENT_S)
-    for _ in range(PAIR_TRIES):
-        with suppress(OSError):
-            try:
-                connection, _ = server.accept()
-            except TimeoutError:  # nothing gets through
-                return
+    with suppress(OSError):  # nothing gets through: the other end tells
+        for _ in range(PAIR_TRIES):
+            connection, _ = server.accept()
             with connection:
                 connection.settimeout(CONNECT_S)
-                if _receive_exactly(connection, len(token)).decode(errors="replace") != token:
-                    continue
                 for _ in range(PINGS):
-                    _receive_exactly(connection, 1)
+                    connection.recv(1)
                     connection.sendall(struct.pack("!d", time.time()))
                 _send_until_closed(connection)
 
 
 def _measure_clock_offsets(connection: socket.socket) -> Iterator[tuple[float, float]]:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for _ in range(PINGS):
-        before = time.time()
-        connection.sendall(b"?")
-        (their_time,) = struct.unpack("!d", _receive_exactly(connection, 8))
-        after = time.time()
-        yield after - before, their_time - (before + after) / 2
+    with connection.makefile("rb") as answers:
+        for _ in range(PINGS):
+            before = time.time()
+            connection.sendall(b"?")
+            (their_time,) = struct.unpack("!d", answers.read(8))
+            after = time.time()
+            yield after - before, their_time - (before + after) / 2
 
 
 def _send_until_closed(connection: socket.socket) -> None:
@@ -316,7 +308,7 @@ def _send_until_closed(connection: socket.socket) -> None:
 
 
 def _receive_bits_s(connection: socket.socket) -> float:
-    buffer = memoryview(bytearray(BLOCK_BYTES))
+    buffer = bytearray(BLOCK_BYTES)
     connection.settimeout(CONNECT_S)
     start_s = counted_from_s = time.perf_counter()
     counted = 0
@@ -325,13 +317,3 @@ def _receive_bits_s(connection: socket.socket) -> float:
             counted_from_s, counted = now_s, 0
         counted += connection.recv_into(buffer)
     return 8 * counted / (time.perf_counter() - counted_from_s)
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        some = connection.recv(count - len(found))
-        if not some:
-            raise ConnectionError("the other end hung up")
-        found += some
-    return found

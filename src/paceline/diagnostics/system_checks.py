@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -154,10 +154,9 @@ def check_locked_memory(context: CheckContext) -> Iterator[CheckResult]:
 
 def check_memory_limit(context: CheckContext) -> Iterator[CheckResult]:
     total, free = psutil.virtual_memory().total, float(psutil.virtual_memory().available)
-    limit = next((amount for file in MEMORY_LIMITS if (amount := _read_amount(file)) is not None), None)
-    of = f"of {size(total)}"
+    limit, of = _read_amount(MEMORY_LIMITS), f"of {size(total)}"
     if limit is not None and limit < total:
-        used = next((amount for file in MEMORY_IN_USE if (amount := _read_amount(file)) is not None), 0.0)
+        used = _read_amount(MEMORY_IN_USE) or 0.0
         free, of = min(free, limit - used), f"of {size(limit)} that the scheduler or container grants"
     verdict = Health.OK if free >= MIN_MEMORY_BYTES else Health.LOOK
     remedy = "end other programs, or ask for more:  sbatch --mem=32G …,  docker run --memory=32g …"
@@ -184,10 +183,11 @@ def check_cores(context: CheckContext) -> Iterator[CheckResult]:
         yield CheckResult("limits", "cores", found, "one or more per rank", verdict, remedy)
 
 
-def _read_amount(file: Path) -> float | None:
-    with suppress(OSError, ValueError):
-        amount = float(file.read_text())
-        return amount if math.isfinite(amount) else None
+def _read_amount(files: Sequence[Path]) -> float | None:
+    """Read the number in the first of these files that has one."""
+    for file in files:
+        with suppress(OSError, ValueError):
+            return float(file.read_text())  # or "max"
     return None
 
 

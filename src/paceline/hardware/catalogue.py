@@ -27,7 +27,16 @@ LOCAL = "local"  # this machine, which must be calibrated
 FP64_SHARE = 0.5  # of the fp32 rate, if a data sheet has no fp64
 FACTS = {"memory_gb": "memory_bytes", "bandwidth_gbs": "bandwidth_bytes_s", "pcie_gbs": "pcie_bytes_s"}
 """Facts of a device that a cluster file may replace, in GB."""
-COLUMNS = {**FACTS, "link_gbs": "link_bytes_s", "node_gbps": "node_bits_s"}
+COLUMNS = {
+    **FACTS,
+    "link_gbs": "link_bytes_s",
+    "node_gbps": "node_bits_s",
+    "host_gb": "host_bytes",
+    "mtbf_hours": "mtbf_h",
+    **{name: name for name in ("watts", "usd_per_hour", "spot_usd_per_hour")},
+    **{name: name for name in ("matmul_fraction", "older_fraction", "attention_fraction")},
+}
+"""Numbers of the catalogue, and the fields of a `Device` that have them."""
 HOST = "host_memory_gb"
 IGNORED_WORDS = r"\b(hbm3e?|generation|480gb)\b"
 """Words of drivers that the catalogue lacks; 480 GB is the host memory of a GH200."""
@@ -46,17 +55,17 @@ class Device:
     memory_bytes: float
     bandwidth_bytes_s: float
     flops_s: Mapping[str, float]
-    matmul_fraction: float | None
-    """Largest fraction of the peak that was measured in a bare matrix product, if any was."""
     link: str
     link_bytes_s: float  # in-node link, one direction, per device
     pcie_bytes_s: float
     per_node: int
     node_bits_s: float  # network per node that these devices are usually sold with
     watts: float
-    usd_per_hour: float | None
     source: str
     date: str
+    matmul_fraction: float | None = None
+    """Largest fraction of the peak that was measured in a bare matrix product, if any was."""
+    usd_per_hour: float | None = None
     synchronous: bool = False  # kernels run on the host (a CPU), so that the time to start them adds to theirs
     update_bytes_s: float | None = None  # measured bandwidth of an optimiser's update
     host_bytes: float | None = None  # host memory of a node, if these devices are sold in one kind of node
@@ -137,19 +146,14 @@ def _parse_row(row: Mapping[str, str]) -> Device:
         raise ValueError(f"{row['name']!r} cannot name a device")
     rates = {t: float(row[f"{t}_tflops"]) * TERA for t in ("fp8", "bf16", "fp16", "tf32", "fp32") if row[f"{t}_tflops"]}
     facts: dict[str, Any] = {name: row[name] for name in ("name", "link", "source", "date")}
-    facts |= {name: float(row[name]) if row[name] else None for name in ("matmul_fraction", "usd_per_hour")}
-    facts |= {name: float(row[column]) * GB for column, name in COLUMNS.items()}
+    for column, name in COLUMNS.items():
+        if row.get(column):
+            facts[name] = float(row[column]) * (GB if "_gb" in column else 1)
     return Device(
         **facts,
         flops_s=rates,
         per_node=int(row["per_node"]),
-        watts=float(row["watts"]),
         synchronous=row["name"].upper().startswith("CPU"),
-        host_bytes=float(row["host_gb"]) * GB if row.get("host_gb") else None,
-        spot_usd_per_hour=float(row["spot_usd_per_hour"]) if row.get("spot_usd_per_hour") else None,
-        older_fraction=float(row["older_fraction"]) if row.get("older_fraction") else 1.0,
-        attention_fraction=float(row["attention_fraction"]) if row.get("attention_fraction") else None,
-        mtbf_h=float(row["mtbf_hours"]) if row.get("mtbf_hours") else None,
         mtbf_from=row.get("mtbf_from") or "",
     )
 

@@ -179,11 +179,11 @@ class RejectReason(Enum):
     CROSSES_NODES = "tensor {tensor} crosses nodes of {per_node}"
     INDIVISIBLE = "{tensor} does not divide {size} heads or features"
     NO_LAYERS = "no plan prices stages of {workload}"
-    FEW_LAYERS = "{layers} layers are fewer than {stages} stages"
+    FEW_LAYERS = "{layers} layers are fewer than {pipeline} stages"
     NO_CONTEXT = "{workload} does not divide sequences"
     ODD_CONTEXT = "{context} ranks need two equal parts each of {sequence} tokens"
     NO_SAMPLE = "batch {batch} leaves some without a sample; take {batch} or train.global_batch={ranks}"
-    UNFILLED = "{samples} per rank cannot fill {stages} stages"
+    UNFILLED = "{samples} per rank cannot fill {pipeline} stages"
     MEMORY = "{term} {over} over"
     MEMORY_OFFLOADED = "{term} {over} over even offloaded"
     HOST_MEMORY = "offloaded states need {needed_bytes} of host memory per node, which has {capacity_bytes}"
@@ -310,23 +310,11 @@ class LayoutSpace:
 
     def _split(self, tensor: int, pipeline: int, context: int) -> Iterator[Layout | RejectedFamily]:
         """Yield the families in which that many ranks divide the model and its sequences."""
-        axes = {"tensor": tensor, "context": context, "pipeline": pipeline}
-        sides = {name: size for name, size in axes.items() if size > 1} or {"tensor": tensor}
-        if obstacle := self._find_obstacle(tensor, pipeline, context):
-            yield self._reject(sides, "", *obstacle)
-            return
         data, left = divmod(self.devices, tensor * pipeline * context)
-        if left or not data:
-            return
-        if data > self.batch:
-            who, facts = f"{data} data-parallel ranks", {"batch": self.batch, "ranks": data}
-            axes, who = ({}, who) if data == self.devices else (sides, f": {who}")
-            yield self._reject(axes, who, RejectReason.NO_SAMPLE, facts)
-            return
-        if pipeline > 1 and self.batch // data < pipeline:
-            share = self.batch // data
-            samples = f"{share} sample{'s' * (share > 1)}"
-            yield self._reject(sides, "", RejectReason.UNFILLED, {"samples": samples, "stages": pipeline})
+        data = 0 if left else data
+        if code := self._find_obstacle(tensor, pipeline, context, data):
+            yield self._reject(code, tensor, pipeline, context, data)
+        if code or not data:
             return
         schedule = self.constraints.schedule or "1f1b"
         sequence = self.constraints.sequence
@@ -339,32 +327,36 @@ class LayoutSpace:
             family = Layout(strategy, *shape, offload=offload_only, context=context)
             yield from (replace(family, expert=expert) for expert in self._divide_experts(family))
 
-    def _reject(self, sides: dict[str, int], more: str, code: RejectReason, facts: dict[str, Any]) -> RejectedFamily:
-        name = " + ".join(f"{axis} {size}" for axis, size in sides.items()) + more
+    def _reject(self, code: RejectReason, tensor: int, pipeline: int, context: int, data: int) -> RejectedFamily:
+        axes: dict[str, Any] = {"tensor": tensor, "context": context, "pipeline": pipeline}
+        sides = {axis: size for axis, size in axes.items() if size > 1} or {"tensor": tensor}
+        name = " + ".join(f"{axis} {size}" for axis, size in sides.items())
+        if code is RejectReason.NO_SAMPLE:
+            who = f"{data} data-parallel ranks"
+            name, sides = (who, {}) if data == self.devices else (f"{name}: {who}", sides)
+        share = self.batch // max(1, data)
+        facts = axes | {"workload": self.workload, "batch": self.batch, "ranks": data, "sequence": self.splits.context}
+        facts |= {"per_node": self.cluster.per_node, "layers": self.splits.layers}
+        facts |= {"size": next((size for size in self.splits.splits if size % tensor), 0)}
+        facts |= {"samples": f"{share} sample{'s' * (share > 1)}"}
         return RejectedFamily(self.devices, name, code, facts, axes=tuple(sides))
 
-    def _find_obstacle(self, tensor: int, pipeline: int, context: int) -> tuple[RejectReason, dict[str, Any]] | None:
-        splits, layers = self.splits.splits, self.splits.layers
-        if tensor > 1:
-            if not splits:
-                return RejectReason.NO_RULES, {"workload": self.workload}
-            if self.fp8:
-                return RejectReason.FP8, {}
-            if tensor > self.cluster.per_node:
-                return RejectReason.CROSSES_NODES, {"tensor": tensor, "per_node": self.cluster.per_node}
-            if odd := [n for n in splits if n % tensor]:
-                return RejectReason.INDIVISIBLE, {"tensor": tensor, "size": odd[0]}
-        if context > 1:
-            if not self.splits.context:
-                return RejectReason.NO_CONTEXT, {"workload": self.workload}
-            if self.splits.context % (2 * context):
-                return RejectReason.ODD_CONTEXT, {"context": context, "sequence": self.splits.context}
-        if pipeline > 1:
-            if not layers:
-                return RejectReason.NO_LAYERS, {"workload": self.workload}
-            if pipeline > layers:
-                return RejectReason.FEW_LAYERS, {"layers": layers, "stages": pipeline}
-        return None
+    def _find_obstacle(self, tensor: int, pipeline: int, context: int, data: int) -> RejectReason | None:
+        """Return why no layout has these sizes; `data` ranks have their own samples, 0 if the sizes do not divide."""
+        splits, layers, sequence = self.splits.splits, self.splits.layers, self.splits.context
+        obstacles = {
+            RejectReason.NO_RULES: tensor > 1 and not splits,
+            RejectReason.FP8: tensor > 1 and self.fp8,
+            RejectReason.CROSSES_NODES: tensor > self.cluster.per_node,
+            RejectReason.INDIVISIBLE: any(size % tensor for size in splits),
+            RejectReason.NO_CONTEXT: context > 1 and not sequence,
+            RejectReason.ODD_CONTEXT: context > 1 and sequence % (2 * context),
+            RejectReason.NO_LAYERS: pipeline > 1 and not layers,
+            RejectReason.FEW_LAYERS: pipeline > max(1, layers),
+            RejectReason.NO_SAMPLE: data > self.batch,
+            RejectReason.UNFILLED: data and pipeline > 1 and self.batch // data < pipeline,
+        }
+        return next((reason for reason, holds in obstacles.items() if holds), None)
 
     def _divide_experts(self, family: Layout) -> Iterator[int]:
         """Yield numbers of ranks that may divide the experts: none, and as many as fit into a node."""

@@ -10,7 +10,7 @@ from paceline.io.format import format_short_duration, percent, size, wrap_lines
 from paceline.io.table import Column, Table, Tabular
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
-from paceline.planner.show import format_cell_amount, format_multiple, format_run_time
+from paceline.planner.show import format_cell_amount, format_multiple, format_run_time, list_known
 
 FACTS = (
     *("layout", "step_s", "memory_bytes", "capacity_bytes", "epoch_s", "utilisation", "usd_per_hour"),
@@ -112,19 +112,13 @@ class Comparison(Tabular):
 
     def rows_of_table(self) -> list[dict[str, Any]]:
         least = self.cost(self.cheapest) if self.cheapest else 1.0
-        rows = {
-            id(entry.plan): {
-                **entry.list_facts(),
-                "relative_cost": self.cost(entry) / least,
-                "verdict": self.verdict(entry),
-                "chosen": entry is self.chosen,
-            }
-            for entry in self.clusters
-        }
         none = {**dict.fromkeys((*FACTS, "relative_cost")), "verdict": "does not fit", "chosen": False}
-        return [
-            {"cluster": plan.target.name, "fits": bool(plan.rows), **rows.get(id(plan), none)} for plan in self.plans
-        ]
+        rows = [{"cluster": plan.target.name, "fits": plan.fits, **none} for plan in self.plans]
+        for row, entry in zip((row for row in rows if row["fits"]), self.clusters, strict=True):
+            row |= entry.list_facts()
+            row |= {"relative_cost": self.cost(entry) / least, "verdict": self.verdict(entry)}
+            row["chosen"] = entry is self.chosen
+        return rows
 
     def as_json(self) -> dict[str, Any]:
         chosen = self.chosen.cluster if self.chosen else None
@@ -133,29 +127,34 @@ class Comparison(Tabular):
 
     def build_table(self) -> Table:
         """Build the table; columns without a value for any cluster are left out."""
-        columns = {
-            "epoch": lambda v: format_short_duration(v["epoch_s"]),
-            "total": lambda v: format_run_time(v["hours"]),
-            "step": lambda v: format_short_duration(v["step_s"]),
-            "speed-up": lambda v: format_multiple(self.clusters[0].row.run_s / v["run_s"]),
-            "util.": lambda v: percent(v["utilisation"]),
-            "memory": lambda v: f"{size(v['memory_bytes'])} ({percent(v['memory_bytes'] / v['capacity_bytes'])})",
-            "USD/h": lambda v: f"{v['usd_per_hour']:,.2f}",
-            "USD": lambda v: format_cell_amount(v["cost_usd"]),
-            "cost": lambda v: format_multiple(v["relative_cost"]),
-        }
-        needs = {"epoch": "epoch_s", "total": "hours", "USD/h": "usd_per_hour", "USD": "cost_usd"}
-        known = [values for values in self.rows_of_table() if values["fits"]]
-        shown = [name for name in columns if name not in needs or any(v[needs[name]] is not None for v in known)]
-        shown = [name for name in shown if name != "step" or "total" not in shown]
-        table = Table("", "cluster", "layout", *shown, Column("verdict", "left"), left=3)
-        for entry, values in zip(self.clusters, known, strict=True):
-            values["run_s"] = entry.row.run_s
-            cells = ["-" if name in needs and values[needs[name]] is None else columns[name](values) for name in shown]
-            tick = "✓" if entry is self.chosen else " "
-            style = "bold" if entry is self.chosen else ""
-            table.add_row(tick, entry.cluster, values["layout"], *cells, values["verdict"], style=style)
+        cells = [self._format_row(entry) for entry in self.clusters]
+        shown = list_known(cells)
+        if "total" in shown:
+            shown.remove("step")
+        table = Table("cluster", "layout", *shown, Column("verdict", "left"), left=2, mark=True)
+        for entry, values in zip(self.clusters, cells, strict=True):
+            layout, chosen = entry.list_facts()["layout"], entry is self.chosen
+            amounts = (values[column] for column in shown)
+            style = "bold" if chosen else ""
+            table.add_row(entry.cluster, layout, *amounts, self.verdict(entry), style=style, chosen=chosen)
         return table
+
+    def _format_row(self, entry: ClusterRow) -> dict[str, str]:
+        """Return the cells of a cluster, "-" where they are not known."""
+        facts, row = entry.list_facts(), entry.row
+        epoch_s, usd = facts["epoch_s"], facts["usd_per_hour"]
+        room = percent(facts["memory_bytes"] / facts["capacity_bytes"])
+        return {
+            "epoch": "-" if epoch_s is None else format_short_duration(epoch_s),
+            "total": "-" if row.hours is None else format_run_time(row.hours),
+            "step": format_short_duration(row.price.step_s),
+            "speed-up": format_multiple(self.clusters[0].row.run_s / row.run_s),
+            "util.": percent(facts["utilisation"]),
+            "memory": f"{size(facts['memory_bytes'])} ({room})",
+            "USD/h": "-" if usd is None else f"{usd:,.2f}",
+            "USD": format_cell_amount(row.cost_usd),
+            "cost": format_multiple(self.cost(entry) / self.cost(self.cheapest or entry)),
+        }
 
     def render(self) -> Iterator[Any]:
         """Yield the recommendation, the table, and what does not fit."""

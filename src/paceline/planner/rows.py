@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 EQUALLY_FAST = 1.05  # times slower that still counts as equally fast: estimates are not better than that
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 CLAIM = re.compile(r"\s*([a-z_]+)\s*(<=|>=|<|>)\s*([0-9.e+-]+)\s*")
-
-
+AMOUNTS = (
+    *("devices", "speedup", "efficiency", "hours", "device_hours"),
+    *("cost_usd", "spot_usd", "energy_kwh", "co2_kg"),
+)
 WORLD_G_PER_KWH, WORLD_SOURCE = 473.0, "the world's mean of 2024, Ember Global Electricity Review 2025"
 
 
@@ -123,19 +125,8 @@ class PlanRow:
         return self.price.step_s if self.hours is None else 3600 * self.hours
 
     def as_json(self) -> dict[str, Any]:
-        names = (
-            "devices",
-            "speedup",
-            "efficiency",
-            "hours",
-            "device_hours",
-            "cost_usd",
-            "spot_usd",
-            "energy_kwh",
-            "co2_kg",
-        )
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in AMOUNTS},
             **self.price.as_json(),
             "hours_band": self.hours_band,
             "pauses_s": dict(self.pauses_s),
@@ -174,9 +165,9 @@ class Requirements:
 
     def violation_of(self, row: PlanRow) -> str:
         """Return what a row does not meet, in few words, or ""."""
-        if self.deadline_h is not None and row.hours is not None and row.hours > self.deadline_h:
+        if self.deadline_h is not None and (row.hours or 0) > self.deadline_h:
             return "too late"
-        if self.budget_usd is not None and row.cost_usd is not None and row.cost_usd > self.budget_usd:
+        if self.budget_usd is not None and (row.cost_usd or 0) > self.budget_usd:
             return "over budget"
         if self.min_efficiency is not None and row.efficiency < self.min_efficiency:
             return f"below {percent(self.min_efficiency)}"

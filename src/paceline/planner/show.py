@@ -1,6 +1,6 @@
 """Render a plan for the terminal, in at most 100 columns: the answer, one table and, on request, every term."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -13,7 +13,7 @@ from paceline.planner.candidates import PricedLayout, RejectedFamily, family_nam
 from paceline.planner.cost_model import PlanWording
 from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.plan import Plan
-from paceline.planner.rows import WORLD_G_PER_KWH, WORLD_SOURCE, Requirements
+from paceline.planner.rows import WORLD_G_PER_KWH, WORLD_SOURCE, PlanRow, Requirements
 from paceline.planner.search import SearchResult
 
 MAX_CANDIDATES = 6
@@ -166,42 +166,45 @@ def _list_conditions(plan: Plan) -> Iterator[str]:
 
 
 def _build_device_table(plan: Plan) -> Table:
-    wording, name, ranking = plan.cost_model.wording, plan.cost_model.layout_name, plan.ranking
-    roomy = max(len(name(row.price)) for row in plan.rows) <= WIDE_NAME
-    known = any(row.hours is not None for row in plan.rows)
-    optional = {
-        wording.total: known,
-        "kWh": known and roomy,
-        "USD": known and plan.rates.usd is not None,
-        "spot USD": known and plan.rates.spot_usd is not None and roomy,
-        "cost": _shows_cost(plan),
-    }
-    shown = [column for column, wanted in optional.items() if wanted]
-    columns = ["", "devices", wording.layout, wording.step, "speed-up", "eff.", *shown]
-    table = Table(*columns, Column("verdict", "left"), left=3)
-    for row in plan.rows:
-        total = format_cell_amount(row.hours)
-        if wording.durations and row.hours is not None:
-            total = format_short_duration(row.hours * 3600)
-        amounts = {
-            wording.total: total,
-            "kWh": format_cell_amount(row.energy_kwh),
-            "USD": format_cell_amount(row.cost_usd),
-            "spot USD": format_cell_amount(row.spot_usd),
-            "cost": format_multiple(ranking.relative_cost(row)),
-        }
+    wording, name = plan.cost_model.wording, plan.cost_model.layout_name
+    amounts = [_format_amounts(plan, row) for row in plan.rows]
+    shown = list_known(amounts)
+    if max(len(name(row.price)) for row in plan.rows) > WIDE_NAME:
+        shown = [column for column in shown if column not in ("kWh", "spot USD")]
+    columns = ("devices", wording.layout, wording.step, "speed-up", "eff.", *shown)
+    table = Table(*columns, Column("verdict", "left"), left=2, mark=True)
+    for row, cells in zip(plan.rows, amounts, strict=True):
         table.add_row(
-            "✓" if row is plan.chosen else " ",
             f"{row.devices:,}",
             name(row.price),
             format_short_duration(row.price.step_s),
             format_multiple(row.speedup),
             percent(row.efficiency),
-            *(amounts[column] for column in shown),
-            ranking.verdict(row),
+            *(cells[column] for column in shown),
+            plan.ranking.verdict(row),
             style="bold" if row is plan.chosen else "",
+            chosen=row is plan.chosen,
         )
     return table
+
+
+def _format_amounts(plan: Plan, row: PlanRow) -> dict[str, str]:
+    """Return the cells of a row that not every plan has, "-" where they are not known."""
+    total = format_cell_amount(row.hours)
+    if plan.cost_model.wording.durations and row.hours is not None:
+        total = format_short_duration(row.hours * 3600)
+    return {
+        plan.cost_model.wording.total: total,
+        "kWh": format_cell_amount(row.energy_kwh),
+        "USD": format_cell_amount(row.cost_usd),
+        "spot USD": format_cell_amount(row.spot_usd),
+        "cost": format_multiple(plan.ranking.relative_cost(row)) if _shows_cost(plan) else "-",
+    }
+
+
+def list_known(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """List the columns that have a value in any row."""
+    return [column for column in (rows[0] if rows else ()) if any(cells[column] != "-" for cells in rows)]
 
 
 def _shows_cost(plan: Plan) -> bool:
@@ -254,10 +257,9 @@ def _build_layout_table(found: SearchResult, chosen: PricedLayout | None) -> Tab
     if chosen is not None and chosen not in shown:
         shown[-1] = chosen
     name = f"layouts on {found.devices:,}"
-    table = Table("", name, "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of", left=2)
+    table = Table(name, "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of", mark=True)
     for p in shown:
         table.add_row(
-            "✓" if p is chosen else " ",
             family_name(p.layout) + " *" * p.layout.offload,
             f"{p.layout.micro_batch:,}",
             f"{p.passes:,}",
@@ -268,6 +270,7 @@ def _build_layout_table(found: SearchResult, chosen: PricedLayout | None) -> Tab
             size(p.memory.total_bytes) + (" !" if p.tight else ""),
             size(p.capacity_bytes),
             style="bold" if p is chosen else "",
+            chosen=p is chosen,
         )
     return table
 

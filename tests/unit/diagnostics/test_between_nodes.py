@@ -98,7 +98,7 @@ def test_every_two_nodes_meet_once_and_nobody_twice_at_a_time(nodes):
 
 
 def address(link=10 * GIGABIT, own=20 * GIGABIT):
-    return NodeAddress("127.0.0.1", 1, "", link, own)
+    return NodeAddress("127.0.0.1", 1, link, own)
 
 
 def pair(a, b, rate, ahead_s=0.0, why_not=""):

@@ -1,22 +1,16 @@
 """Cost models: steps, types, states, frozen weights, the user's own model, and a kind of work that is not known."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from paceline.config import build_spec, load
 from paceline.errors import UserError
 from paceline.layout import layout_of
-from paceline.planner import plan as planner
-from paceline.planner.candidates import PricedLayout
-from paceline.planner.cost_model import PassCostModel, build_cost_model, rows_per_rank, split_rows
+from paceline.planner.candidates import RejectReason
+from paceline.planner.cost_model import build_cost_model
 from paceline.planner.emit import build_launch_files
-from paceline.planner.formulas.memory import DeviceMemory
-from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS
-from paceline.planner.formulas.step_time import StepTime
+from paceline.planner.formulas.placement import GPU_PHYSICS
 from paceline.planner.plan import plan
 from paceline.planner.show import render_plan
 from paceline.planner.target import resolve_target
@@ -105,53 +99,35 @@ def own(tmp_path):
 
 def test_a_module_of_the_users_own_is_tried_out(own):
     found = build_cost_model(own("Deep"))
-    layer = found.blocks[1]
+    _, layer, rest = found.blocks
     assert found.params == 6 * (32 * 32 + 32)
     assert layer.repeat == 6
     assert [(m.rows, m.inner, m.outer) for m in layer.matmuls] == [(1, 32, 32)]
     assert found.flops_per_sample == pytest.approx(3 * 6 * 2 * 32 * 32)
     assert found.sample_bytes == 128
+    assert layer.eager.forward_kernels == 1  # a product; activations and the sum of all are the rest
+    assert rest.eager.forward_kernels == 6 + 1
+    assert rest.eager.forward_elements == pytest.approx(6 * 2 * 32 + 32, rel=0.01)
+    assert 6 * layer.eager.backward_kernels + rest.eager.backward_kernels >= 6 * 3
+    assert rest.eager.backward_elements > rest.eager.forward_elements
+    words = build_cost_model(own("Words"))
+    assert {m.steps for block in words.blocks for m in block.matmuls} == {1, 4}, "recurrent layers go word by word"
 
 
-def test_kernels_as_they_are_written_are_counted_forward_and_backward(own):
-    _, layer, rest = build_cost_model(own("Deep")).blocks
-    each, others = layer.eager, rest.eager
-    assert each.forward_kernels == 1  # a product; activations and the sum of all are the rest
-    assert 6 * each.forward_kernels + others.forward_kernels == 6 + 6 + 1
-    assert others.forward_elements == pytest.approx(6 * 2 * 32 + 32, rel=0.01)
-    assert 6 * each.backward_kernels + others.backward_kernels >= 6 * 3
-    assert others.backward_elements > others.forward_elements
+ON_CPU, FAKE = "measured on 8 samples on the CPU", "measured on fake tensors"
 
 
-def test_recurrent_layers_are_priced_word_by_word(own):
-    steps = {m.steps for block in build_cost_model(own("Words")).blocks for m in block.matmuls}
-    assert steps == {1, 4}
-    assert {m.steps for block in build_cost_model(own("Deep")).blocks for m in block.matmuls} == {1}
-
-
-@pytest.fixture
-def no_moment(monkeypatch):
-    """Every model is too large to be tried out on the CPU."""
-    monkeypatch.setattr("paceline.planner.tracing.MAX_SECONDS", 0.0)
-
-
-def test_fake_tensors_tell_of_a_large_model_what_the_cpu_tells_of_a_small_one(own, request):
+@pytest.mark.parametrize(
+    ("name", "seconds", "how"),
+    [("Deep", 1.5, ON_CPU), ("Enormous", 1.5, FAKE), ("Deep", 0.0, FAKE), ("Peeks", 0.0, ON_CPU)],
+)
+def test_large_models_are_traced_on_fake_tensors_unless_they_need_values(own, monkeypatch, name, seconds, how):
     on_cpu = build_cost_model(own("Deep"))
-    request.getfixturevalue("no_moment")
-    on_fake_tensors = build_cost_model(own("Deep"))
-    assert on_fake_tensors.blocks == on_cpu.blocks
-    assert "measured on 8 samples on the CPU" in on_cpu.assumptions[0]
-    assert "measured on fake tensors" in on_fake_tensors.assumptions[0]
-
-
-def test_a_model_of_a_hundred_gigabytes_is_never_allocated(own):
-    found = build_cost_model(own("Enormous"))
-    assert found.params == 32 * 10**9 + 10**9
-    assert "measured on fake tensors" in found.assumptions[0]
-
-
-def test_a_model_that_needs_values_is_tried_out_on_the_cpu_however_large(own, no_moment):
-    assert "measured on 8 samples on the CPU" in build_cost_model(own("Peeks")).assumptions[0]
+    monkeypatch.setattr("paceline.planner.tracing.MAX_SECONDS", seconds)
+    found = build_cost_model(own(name))
+    assert how in found.assumptions[0]
+    assert name != "Deep" or found.blocks == on_cpu.blocks
+    assert found.params == (32 * 10**9 + 10**9 if name == "Enormous" else on_cpu.params)
 
 
 def test_a_model_that_fails_in_any_case_is_refused_in_one_line(own):
@@ -256,68 +232,14 @@ def test_divided_experts_are_held_once_in_each_group():
     assert divided.time.comm_s != whole.time.comm_s
 
 
-@dataclass(frozen=True)
-class RowsMemory(DeviceMemory):
-    rows_bytes: float
-    terms: ClassVar[Mapping[str, str]] = {"rows_bytes": "rows"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sums(PassCostModel):
-    """Adds up numbers: a pass reads eight bytes of each row."""
-
-    model: ClassVar[str] = "a sum"
-    params = 1.0
-    flops_per_sample = 1.0
-
-    def headline(self):
-        return f"{self.global_batch:,} rows"
-
-    def layout_name(self, price):
-        return f"{rows_per_rank(price.layout):,} rows each"
-
-    def memory(self, layout, where):
-        return RowsMemory(8.0 * rows_per_rank(layout))
-
-    def price(self, layout, where):
-        memory = self.memory(layout, where)
-        seconds = memory.rows_bytes / where.cluster.device.bandwidth_bytes_s
-        return PricedLayout(layout, where, StepTime(seconds, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), memory)
-
-    def advice(self, plan):
-        yield f"take {plan.chosen.devices}"
-
-
-def planned(monkeypatch, rows, cluster):
-    cost_model = Sums(name="sums", workload="sums", global_batch=rows, numbers=DTYPE_SIZES["fp32"], steps=3)
-    monkeypatch.setattr(planner, "build_cost_model", lambda *_: cost_model)
-    return planner.plan(build_spec({"name": "sums"}), cluster)
-
-
-def test_it_is_planned_shown_and_written(monkeypatch):
-    found = planned(monkeypatch, 1_000_000_000, "4xA100")
-    assert [row.speedup for row in found.rows] == pytest.approx([1, 2, 4])
-    assert found.overrides() == {"parallel.ranks": 4}
-    assert found.advice == ("take 4",)
-    assert found.as_json()["rows"][0]["memory"]["rows_bytes"] == 8e9
+def test_work_without_gradients_is_planned_shown_and_not_given_to_engines(tmp_path):
+    topics = build_spec({"workload": "topics", "train": {"steps": 3}})
+    found = plan(topics, "4xA100", samples=1_000_000, tokens=90)
+    assert found.overrides() == {"parallel.ranks": found.chosen.devices}
     text = render_text(*render_plan(found, verbose=True))
-    assert "250,000,000 rows each" in text
     assert "time per pass" in text
-    assert "rule of thumb" not in text
-
-
-def test_engines_that_send_gradients_are_refused(monkeypatch, tmp_path):
-    found = planned(monkeypatch, 1000, "2xA100")
-    with pytest.raises(UserError, match="a sum has no gradients"):
+    assert "layouts on" not in text
+    with expect_error("not-supported", "--emit"):
         build_launch_files(found, tmp_path / "run.yaml", "deepspeed")
-
-
-def test_what_does_not_fit_is_refused_by_its_term(monkeypatch):
-    found = planned(monkeypatch, 100_000_000_000, "4xA100")
-    assert not found.fits
-    assert "rows 120 GB over" in found.advice[0]
-
-
-def test_ranks_divide_rows():
-    layout = split_rows(10, 3)
-    assert (layout.ranks, rows_per_rank(layout), layout.passes(10)) == (3, 4, 1)
+    few = plan(topics, "4xA100", [4], samples=2, tokens=90)
+    assert few.misfits[0].rejected[0].code is RejectReason.NO_SAMPLE
