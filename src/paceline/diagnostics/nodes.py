@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,14 +35,6 @@ CONNECT_TRY_S, RETRY_S = 3.0, 0.2
 _port_result = partial(CheckResult, "network", "port of rank 0")
 
 
-@dataclass(frozen=True)
-class NodeAnswer:
-    host: str
-    code: int
-    out: str
-    err: str
-
-
 def examine_nodes(nodes: Sequence[str], words: Sequence[str], out: Path, by: str = SSH) -> Examination:
     """Start the doctor as one rank on each node; `by` is the command that starts another one on a host."""
     if len(nodes) < 2 or len(set(nodes)) < len(nodes):
@@ -55,17 +48,22 @@ def examine_nodes(nodes: Sequence[str], words: Sequence[str], out: Path, by: str
         raise option_error("--by", f"{by!r}: this is not a command; write it as  --by 'ssh -p 2222'")
     through_shell = Path(starter[0]).name == "ssh"  # it passes its words to a shell of the host
     port, start_s = 20_000 + secrets.randbelow(10_000), time.perf_counter()
-    started: list[subprocess.Popen[str]] = []
-    for rank, node in enumerate(nodes):
+
+    def ask(rank: int) -> "subprocess.CompletedProcess[str]":
         command = _build_node_command(rank, nodes, port, words, out)
-        command = [*starter, node, *([shlex.join(command)] if through_shell else command)]
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = [*starter, nodes[rank], *([shlex.join(command)] if through_shell else command)]
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "check": False}
         try:
-            started.append(subprocess.Popen(command, text=True, **streams))
-        except OSError as error:
-            raise option_error("--by", f"{by}: cannot be started: {error.strerror}") from None
-    answers = [_collect_answer(node, process) for node, process in zip(nodes, started, strict=True)]
-    return _merge_answers(answers, time.perf_counter() - start_s, "ssh" if by == SSH else by)
+            return subprocess.run(command, timeout=NODE_TIMEOUT_S, **given)
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 1, "", f"not done within {NODE_TIMEOUT_S:.0f} s")
+
+    try:
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            answers = list(pool.map(ask, range(len(nodes))))
+    except OSError as error:
+        raise option_error("--by", f"{by}: cannot be started: {error.strerror}") from None
+    return _merge_answers(nodes, answers, time.perf_counter() - start_s, "ssh" if by == SSH else by)
 
 
 def _build_node_command(rank: int, nodes: Sequence[str], port: int, words: Sequence[str], out: Path) -> list[str]:
@@ -77,32 +75,24 @@ def _build_node_command(rank: int, nodes: Sequence[str], port: int, words: Seque
     return ["env", *variables, sys.executable, "-m", "paceline", "doctor", *run, "--out", str(out.absolute()), "--json"]
 
 
-def _collect_answer(node: str, process: subprocess.Popen[str]) -> NodeAnswer:
-    try:
-        out, err = process.communicate(timeout=NODE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        err += f"\nnot done within {NODE_TIMEOUT_S:.0f} s"
-    return NodeAnswer(node, process.returncode, out, err)
-
-
-def _merge_answers(answers: Sequence[NodeAnswer], seconds: float, by: str = "ssh") -> Examination:
+def _merge_answers(
+    nodes: Sequence[str], answers: "Sequence[subprocess.CompletedProcess[str]]", seconds: float, by: str = "ssh"
+) -> Examination:
     """Return the examination of the first node, with what the others could not send to it."""
     found: list[CheckResult] = []
-    hosts: Sequence[str] = [answer.host for answer in answers]
-    for index, answer in enumerate(answers):
-        if index and answer.code == 0 and not answer.out:
+    hosts = nodes
+    for index, (node, answer) in enumerate(zip(nodes, answers, strict=True)):
+        if index and answer.returncode == 0 and not answer.stdout:
             continue  # it sent its results to the first node
         try:
-            values = json.loads(answer.out)
+            values = json.loads(answer.stdout)
             results = [CheckResult.parse(one) for one in values["findings"]]
             known = list(map(str, values["hosts"]))
         except (ValueError, KeyError, TypeError, RecursionError):  # another version, or output of a shell
-            reason = next((line.strip() for line in reversed(answer.err.splitlines()) if line.strip()), "no answer")
-            remedy = f"{by} {answer.host} {sys.executable} -m paceline --version"
-            result = partial(CheckResult, "nodes", "start", f"{answer.host}: {reason}", "results of the doctor there")
-            found.append(result(Health.WRONG, remedy, answer.host))
+            reason = answer.stderr.strip().rpartition("\n")[2].strip() or "no answer"
+            remedy = f"{by} {node} {sys.executable} -m paceline --version"
+            result = partial(CheckResult, "nodes", "start", f"{node}: {reason}", "results of the doctor there")
+            found.append(result(Health.WRONG, remedy, node))
             continue
         found += results if index == 0 else [one for one in results if one.verdict is Health.WRONG]
         hosts = known if index == 0 and len(known) == len(answers) else hosts

@@ -99,9 +99,8 @@ def expect_run(
     base_s = work_s + segments * save_s
     low, high = (base_s + _gamma_quantile(extra_s, variance, z) for z in (-Z_BAND, Z_BAND))
     total_s = base_s + extra_s
-    early_s, late_s = (
-        work_s * spread * (find_slowest(devices, share) - find_slowest(devices)) for share in (0.05, 0.95)
-    )
+    usual = find_slowest(devices)
+    early_s, late_s = (work_s * spread * (find_slowest(devices, share) - usual) for share in (0.05, 0.95))
     low, high = total_s - math.hypot(total_s - low, early_s), total_s + math.hypot(high - total_s, late_s)
     return ExpectedRun(interval_s, best_s, total_s / 3600, (low / 3600, high / 3600), failures, work_s / total_s)
 

@@ -1,7 +1,7 @@
 """Build launch files for the chosen layout: torchrun, Slurm, Kubernetes, SkyPilot, Accelerate, DeepSpeed."""
 
+import functools
 import json
-import math
 import os
 import posixpath
 import re
@@ -102,7 +102,7 @@ class LaunchWriter:
             "kubernetes.yaml.j2",
             name=name,
             note=self.note,
-            run_file=self._read_run_file(),
+            run_file=self._read_run_file().rstrip("\n"),
             reads=self._name_inputs(posixpath.dirname(POD_RUN_FILE)),
             nodes=nodes,
             command=f"exec torchrun {where} -m paceline {words}",
@@ -112,10 +112,7 @@ class LaunchWriter:
         return {f"{self.name}.yaml": text}
 
     def skypilot(self) -> dict[str, str]:
-        device = {"cpus": "8+"}
-        if self.on_gpu:
-            model = to_skypilot_name(self.plan.target.whole.device.name)
-            device = {"accelerators": f"{model}:{self.cluster.per_node}"}
+        model = to_skypilot_name(self.plan.target.whole.device.name)
         text = render_launch_template(
             "skypilot.yaml.j2",
             name=to_dns_name(self.name),
@@ -124,7 +121,8 @@ class LaunchWriter:
             reads=self._name_inputs("~"),
             nodes=self.cluster.nodes,
             per_node=self.cluster.per_node,
-            device=device,
+            device="accelerators" if self.on_gpu else "cpus",
+            count=f"{model}:{self.cluster.per_node}" if self.on_gpu else "8+",
             command=shlex.join([*self.words, "--out", "/paceline-runs", "--resume-or-start"]),
             port=PORT,
         )
@@ -278,22 +276,9 @@ def build_batch_script(job: BatchJob, kind: Literal["batch", "array", "command"]
 def render_launch_template(file: str, **values: Any) -> str:
     """Render a file of `templates/`; nothing is escaped, the filters `shell` and `yaml` quote a value."""
     text = (TEMPLATES / file).read_text(encoding="utf-8")
-    template = compile_template(text, html=False, value=lambda value: value, shell=shlex.quote, yaml=dump_yaml)
+    dump = functools.partial(json.dumps, ensure_ascii=False)  # which YAML is a superset of
+    template = compile_template(text, html=False, value=lambda value: value, shell=shlex.quote, yaml=dump)
     return f"{template.render(**values)}\n"
-
-
-def dump_yaml(value: Any, indent: int = 0) -> str:
-    """Dump a value for a place in a template; text of several lines becomes a literal block."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        def represent_str(self, text: str) -> yaml.ScalarNode:
-            return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-    Dumper.add_representer(str, Dumper.represent_str)
-    text: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
-    text = re.sub(r"(?<=\n)\.\.\.\n$", "", text).removesuffix("\n")  # the marker of the end of a scalar document
-    return re.sub(r"\n(?=[^\n])", "\n" + " " * indent, text)
 
 
 def _list_directives(job: BatchJob) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Links: those that were measured on this machine, and the bandwidth below which more devices do not pay."""
 
 import datetime
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -58,7 +57,7 @@ def store_measured_link(bytes_s: float, ranks: int, nodes: int, on_gpu: bool) ->
 def read_measured_links() -> list[MeasuredLink]:
     """Return the stored links; a file that is missing or damaged has none."""
     with suppress(Exception):
-        return TypeAdapter(list[MeasuredLink]).validate_json(json.dumps(read_json(links_file())["links"]))
+        return TypeAdapter(list[MeasuredLink]).validate_python(read_json(links_file())["links"])
     return []
 
 
@@ -118,13 +117,18 @@ def find_link_limits(plan: "Plan") -> LinkLimits | None:
     row = plan.chosen if plan.chosen in rows else rows[-1]
     assert row is not None
     cluster, physics = row.price.where.cluster, row.price.where.physics
-    crosses = cluster.nodes > 1
-    bytes_s = (
-        cluster.node_bytes_s * physics.node_efficiency if crosses else cluster.link_bytes_s * physics.link_efficiency
-    )
+    name, efficiency = "link_bytes_s", physics.link_efficiency
+    if cluster.nodes > 1:
+        name, efficiency = "node_bytes_s", physics.node_efficiency
+    bytes_s = getattr(cluster, name) * efficiency
+
+    def step_s(price: "PricedLayout", factor: float) -> float:
+        links: dict[str, Any] = {name: getattr(price.where.cluster, name) * factor}
+        where = replace(price.where, cluster=replace(price.where.cluster, **links))
+        return plan.cost_model.price(price.layout, where).step_s
 
     def speedup(factor: float) -> float:
-        return _scale_links(plan, base, factor, crosses).step_s / _scale_links(plan, row.price, factor, crosses).step_s
+        return step_s(base, factor) / step_s(row.price, factor)
 
     return LinkLimits(
         row.devices,
@@ -136,14 +140,6 @@ def find_link_limits(plan: "Plan") -> LinkLimits | None:
         speedup(SLOW_SHARE),
         row.speedup,
     )
-
-
-def _scale_links(plan: "Plan", price: "PricedLayout", factor: float, nodes: bool) -> "PricedLayout":
-    """Price a layout with links that are so many times as fast: those between nodes, or those inside of them."""
-    name = "node_bytes_s" if nodes else "link_bytes_s"
-    cluster = price.where.cluster
-    scaled: Any = replace(cluster, **{name: getattr(cluster, name) * factor})
-    return plan.cost_model.price(price.layout, replace(price.where, cluster=scaled))
 
 
 def _find_break_even(speedup: Callable[[float], float], bytes_s: float) -> float | None:

@@ -294,9 +294,7 @@ def apply_plan(spec: RunSpec, ranks: int | None) -> RunSpec:
     chosen = found.overrides()
     nodes = found.chosen.price.where.cluster.nodes if found.chosen else 1
     if ranks is None and nodes > 1:
-        problem = (
-            f"the plan takes {chosen['parallel.ranks']} devices on {nodes} nodes, and this command starts ranks on"
-        )
-        use = "make launch files with  paceline plan RUN.yaml --emit slurm  or  torchrun"
-        raise option_error("cluster", f"{problem} one; {use}", "not-supported")
+        problem = f"the plan takes {chosen['parallel.ranks']} devices on {nodes} nodes"
+        use = "this command starts ranks on one; make launch files with  paceline plan RUN.yaml --emit slurm"
+        raise option_error("cluster", f"{problem}, and {use}  or  torchrun", "not-supported")
     return spec.replace(chosen)

@@ -259,16 +259,16 @@ def find_failed_claims(plan: "Plan", claims: Sequence[str]) -> Iterator[str]:
     flat = {**row.pop("time"), **row.pop("memory"), **row}
     values = {name: value for name, value in flat.items() if value is None or type(value) in (int, float)}
     for claim in claims:
+        if claim.strip() == "fits":
+            continue
         name, comparison, limit = _parse_claim(claim, values)
-        value = values.get(name)
-        if comparison and (value is None or not COMPARISONS[comparison](value, limit)):
+        value = values[name]
+        if value is None or not COMPARISONS[comparison](value, limit):
             yield f"{claim}: {name} is {'not known' if value is None else number(value)}"
 
 
 def _parse_claim(claim: str, values: dict[str, float | None]) -> tuple[str, str, float]:
-    """Return the term, the comparison and the limit; `fits` alone has no comparison."""
-    if claim.strip() == "fits":
-        return "fits", "", 0.0
+    """Return the term, the comparison and the limit."""
     found = CLAIM.fullmatch(claim)
     if found is None or found[1] not in values:
         hint = did_you_mean(found[1] if found else claim, values)

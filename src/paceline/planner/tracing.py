@@ -189,10 +189,7 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
         evaluation_chunk=workload.evaluation_chunk,
         splits=splits,
         lengths=LengthStats(float(costs.max()) / mean, float(costs.std()) / mean) if mean else LengthStats(),
-        assumptions=(
-            f"shape measured {how}, {total:,} parameters",
-            *outline.assumptions,
-        ),
+        assumptions=(f"shape measured {how}, {total:,} parameters", *outline.assumptions),
     )
 
 

@@ -323,9 +323,8 @@ class TrainingCostModel(CostModel):
         buffers = found.buffers_bytes if self.flat_buckets else 0.0
         if not device.synchronous:
             recorded = placement.runtime.one_graph
-            buffers += (
-                THREADS * WORKSPACE_BYTES * (2 if recorded and self.probed else 1) + self._resident_bytes() * recorded
-            )
+            streams = 2 if recorded and self.probed else 1
+            buffers += THREADS * WORKSPACE_BYTES * streams + self._resident_bytes() * recorded
         if placement.zero == 2:  # weights stay gathered, beside the shard that the update works on
             buffers += found.weights_bytes / placement.shards
         found = replace(found, buffers_bytes=buffers)
@@ -349,9 +348,8 @@ class TrainingCostModel(CostModel):
         read_s = placement.micro_batch * placement.accumulate * self.sample_bytes / where.physics.input_bytes_s
         if read_s > time.step_s:  # batches are prefetched during the step
             time = replace(time, data_s=read_s - time.step_s)
-        return PricedLayout(
-            layout, where, time, self.memory(layout, where), situation=self._name_situation(layout, where)
-        )
+        situation = self._name_situation(layout, where)
+        return PricedLayout(layout, where, time, self.memory(layout, where), situation=situation)
 
     def _name_situation(self, layout: Layout, where: PricedCluster) -> str:
         """Name how work is spread; no published measurement has offloaded states, cores, experts or other modules."""
@@ -381,15 +379,13 @@ class TrainingCostModel(CostModel):
 
     def _add_length_launches(self, placement: Placement, device: Device) -> tuple[BlockShape, ...]:
         """Add the kernels that a batch with samples of different lengths launches."""
+        blocks = self._blocks_on(device, placement.runtime)
         half_on_gpu = self.numbers.element_bytes == 2 and not device.synchronous
         if self.lengths.distinct <= 1 or half_on_gpu:
-            return self._blocks_on(device, placement.runtime)
+            return blocks
         distinct = self.lengths.distinct * (1 - (1 - 1 / self.lengths.distinct) ** placement.micro_batch)
         more = LAUNCHES_PER_OPERATION * OPERATIONS_PER_LENGTH * max(0.0, distinct - 1)
-        return tuple(
-            replace(b, kernels=b.kernels + more) if b.attention else b
-            for b in self._blocks_on(device, placement.runtime)
-        )
+        return tuple(replace(b, kernels=b.kernels + more) if b.attention else b for b in blocks)
 
     def with_precision(self, precision: str) -> Self:
         """Return the same training with products in another type."""

@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from paceline.cli.doctor import render_examination
-from paceline.diagnostics.nodes import NodeAnswer, _merge_answers, examine_nodes
+from paceline.diagnostics.nodes import _merge_answers, examine_nodes
 from paceline.diagnostics.results import CheckResult, Examination, Health
 from results import expect_error
 
@@ -69,11 +70,11 @@ def test_a_node_where_it_cannot_start_is_named():
 def test_what_a_node_could_not_send_to_the_first_is_added():
     mine = Examination([CheckResult("limits", "cores", "2")], 1.0, ["n1"])
     theirs = Examination([CheckResult("network", "port of rank 0", "no answer", verdict=Health.WRONG)], 1.0, ["n2"])
-    first, second = (NodeAnswer(one.hosts[0], 0, json.dumps(one.as_json()), "") for one in (mine, theirs))
-    found = _merge_answers([first, second], 2.0)
+    first, second = (CompletedProcess([], 0, json.dumps(one.as_json()), "") for one in (mine, theirs))
+    found = _merge_answers(["n1", "n2"], [first, second], 2.0)
     assert [finding.check for finding in found.findings] == ["cores", "port of rank 0"]
     assert (found.hosts, found.healthy) == (["n1", "n2"], False)
-    found = _merge_answers([first, NodeAnswer("n2", 0, "", "")], 2.0)
+    found = _merge_answers(["n1", "n2"], [first, CompletedProcess([], 0, "", "")], 2.0)
     assert (found.healthy, len(found.findings)) == (True, 1)
 
 

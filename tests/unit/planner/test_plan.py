@@ -11,7 +11,6 @@ import pytest
 
 import paceline
 from paceline.config import build_spec
-from paceline.hardware.catalogue import read_cluster_file
 from paceline.planner.advice import explain_misfit
 from paceline.planner.formulas.placement import Reduction
 from paceline.planner.plan import plan
@@ -48,7 +47,7 @@ def agnews():
     return plan(paceline.load(AGNEWS, ["train.precision=fp32"]), str(V100), price=2.0)
 
 
-def test_cost_follows_from_hours(agnews):
+def test_cost_follows_from_hours_and_ceilings_are_above_every_speedup(agnews):
     for row in agnews.rows:
         in_steps_s = agnews.cost_model.steps * row.price.step_s
         assert row.hours == pytest.approx((in_steps_s + sum(row.pauses_s.values())) / 3600)
@@ -62,12 +61,8 @@ def test_cost_follows_from_hours(agnews):
     assert agnews.rows[0].speedup == pytest.approx(1)
     assert agnews.ranking.cheapest is min(agnews.rows, key=lambda row: row.device_hours)
     assert agnews.ranking.fastest is min(agnews.rows, key=lambda row: row.hours)
-
-
-def test_ceilings_are_above_every_speedup(agnews):
     best = max(row.speedup for row in agnews.rows)
-    assert agnews.ceilings.amdahl > best
-    assert agnews.ceilings.communication > best
+    assert min(agnews.ceilings.amdahl, agnews.ceilings.communication) > best
 
 
 def test_every_number_of_the_advice_is_priced():
@@ -83,12 +78,6 @@ def test_every_number_of_the_advice_is_priced():
     claimed = float(re.search(r"8 steps \(([\d.]+)×\)", advice)[1])
     local = replace(found.cost_model, reduction=Reduction("local_sgd", 8)).price(most.price.layout, most.price.where)
     assert found.base.step_s / local.step_s == pytest.approx(claimed, rel=0.06)
-
-
-def test_devices_that_wait_for_launches_do_not_speed_up_a_small_model():
-    found = plan(paceline.load(AGNEWS), "4xA100")
-    assert found.chosen.devices == 1
-    assert found.break_even is None
 
 
 def test_compression_and_local_steps_are_priced():
@@ -176,11 +165,6 @@ def test_the_cluster_of_the_run_file_is_used(tmp_path):
     assert plan(spec.replace({"cluster": "4xA100"})).target.devices == 4
 
 
-def test_every_cluster_file_of_the_recipes_is_read():
-    for file in (ROOT / "recipes" / "clusters").glob("*.yaml"):
-        assert read_cluster_file(file).devices >= 4
-
-
 def test_ranks_that_could_share_a_device_are_mentioned(lm_file, ask):
     assert "backend=gloo" in ask(lm_file, "parallel.backend=gloo", "--cluster", "2xH100", "-v")[1]
     assert "backend=gloo" not in ask(lm_file, "--cluster", "2xH100")[1]
@@ -224,9 +208,10 @@ def test_a_machine_is_paid_for_once():
 
 def test_more_devices_that_compute_for_longer_are_explained():
     """Four V100s: 12 ms of kernels launched one by one, against 3 ms of a graph on one."""
-    found = plan(
-        build_spec({"train": {"steps": 500, "global_batch": 16, "precision": "bf16"}}), "4xV100@pcie", samples=5000
-    )
+    spec = build_spec({"train": {"steps": 500, "global_batch": 16, "precision": "bf16"}})
+    found = plan(spec, "4xV100@pcie", samples=5000)
+    assert found.chosen.devices == 1
+    assert found.break_even is None
     assert found.rows[-1].price.time.compute_s > found.base.time.compute_s
     assert any("CUDA graph" in line for line in found.advice)
 

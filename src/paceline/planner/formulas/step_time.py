@@ -159,9 +159,8 @@ class StepPricer:
         placement = self.placement
         stages, passes = placement.pipeline, placement.accumulate
         stage = self._price_stage()
-        per_pass, per_step = (
-            self._sharded(stage) if placement.zero == 3 else (Travel(), self._reduced(stage.backward_s))
-        )
+        sharded = placement.zero == 3
+        per_pass, per_step = self._sharded(stage) if sharded else (Travel(), self._reduced(stage.backward_s))
         bubble_s = (stages - 1) * (stage.mean_compute_s + stage.travel.exposed_s) / placement.chunks
         bubble_s *= ZERO_BUBBLE if placement.schedule == "zero_bubble" else 1.0
         exposed = passes * (stage.travel.exposed_s + per_pass.exposed_s) + per_step.exposed_s
