@@ -50,20 +50,15 @@ def test_who_is_missing_is_named(rank, world, address, found):
     assert (finding.check, finding.verdict) == ("port of rank 0" if rank else "meeting", "wrong")
 
 
-def test_a_port_that_another_program_has_is_named():
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-        finding = refused(place(0, port))
-    assert finding.found == f"127.0.0.1:{port} is taken"
-    assert finding.remedy.endswith(f"export MASTER_PORT={port + 1}")
-
-
-def test_who_takes_connections_and_says_nothing_is_no_hang(monkeypatch):
+@pytest.mark.parametrize(
+    ("rank", "found"), [(0, "is taken"), (1, "connections are taken, and nothing is answered within 1 s")]
+)
+def test_another_program_at_the_port_is_named_and_no_hang(rank, found, monkeypatch):
     monkeypatch.setattr(nodes, "CONNECT_TRY_S", 0.5)
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-        finding = refused(place(1, port))
-    assert finding.found == f"127.0.0.1:{port}: connections are taken, and nothing is answered within 1 s"
+        finding = refused(place(rank, server.getsockname()[1]))
+    assert finding.found.endswith(found)
+    assert finding.verdict == "wrong"
 
 
 def test_two_nodes_measure_each_other(monkeypatch):
@@ -109,29 +104,24 @@ HOSTS = ["n1", "n2", "n3"]
 
 
 def test_links_as_fast_as_they_say_are_one_row():
-    all_of_them = [pair(a, b, 9.2 * GIGABIT) for a, b in ((0, 1), (1, 0), (0, 2))]
-    (finding,) = judge_pairs(all_of_them, [address()] * 3, HOSTS)
+    pairs = [pair(a, b, 9.2 * GIGABIT) for a, b in ((0, 1), (1, 0), (0, 2))]
+    (finding,) = judge_pairs(pairs, [address()] * 3, HOSTS)
     assert (finding.check, finding.verdict) == ("links", "ok")
     assert finding.found == "9.2 Gbit/s to 9.2 Gbit/s, 100 µs there and back"
 
 
-def test_the_slow_pair_is_named_by_its_link_and_by_the_others():
+def test_the_slow_pair_is_named_by_its_link_and_by_the_others_and_the_closed_one():
     (finding,) = judge_pairs([pair(0, 1, 0.1 * GIGABIT)], [address()] * 3, HOSTS)
     assert finding.found == "n2 to n1: 100 Mbit/s"
     assert finding.expected == "about 10 Gbit/s, by a link of 10 Gbit/s"
     assert finding.verdict == "wrong"
+    (closed,) = judge_pairs([pair(0, 1, 0.0, why_not="timed out at n2:4711")], [address()] * 3, HOSTS)
+    assert (closed.check, closed.found) == ("ports", "n2 to n1: timed out at n2:4711")
     unknown = [address(link=None, own=3 * GIGABIT)] * 3
-    slow, *rest = judge_pairs(
-        [pair(0, 1, 1.0 * GIGABIT), pair(0, 2, 2.5 * GIGABIT), pair(1, 2, 2.6 * GIGABIT)], unknown, HOSTS
-    )
+    pairs = [pair(a, b, rate * GIGABIT) for a, b, rate in ((0, 1, 1.0), (0, 2, 2.5), (1, 2, 2.6))]
+    (slow,) = judge_pairs(pairs, unknown, HOSTS)
     assert slow.verdict == "wrong"
     assert "the median of all pairs is 2.5 Gbit/s" in slow.expected
-    assert not rest
-
-
-def test_a_closed_port_between_nodes_is_named():
-    (finding,) = judge_pairs([pair(0, 1, 0.0, why_not="timed out at n2:4711")], [address()] * 3, HOSTS)
-    assert (finding.check, finding.found) == ("ports", "n2 to n1: timed out at n2:4711")
 
 
 @pytest.mark.parametrize(("ahead_s", "verdict"), [(0.01, "ok"), (0.5, "look"), (-30.0, "wrong")])

@@ -25,15 +25,13 @@ def test_every_check_answers_on_a_machine_without_devices_and_network(tmp_path):
     assert {finding.topic for finding in found} == {"versions", "devices", "network", "files", "limits", "data"}
     assert all(finding.found and finding.host == "here" for finding in found)
     assert not [finding for finding in found if "could not be checked" in finding.found]
+    assert not list(tmp_path.iterdir()), "nothing is left in the folder"
 
 
 def test_a_check_that_fails_is_a_finding_and_no_traceback():
-    def broken(here):
-        raise OSError(5, "Input/output error")
-
-    finding = only(run_checks({"files": [broken]}, CheckContext(), "n1"))
+    finding = only(run_checks({"files": [lambda _: Path("/nowhere").stat()]}, CheckContext(), "n1"))
     assert finding.verdict is Health.LOOK
-    assert finding.found == "could not be checked: OSError: [Errno 5] Input/output error"
+    assert finding.found.startswith("could not be checked: FileNotFoundError: ")
 
 
 @pytest.mark.parametrize(
@@ -70,22 +68,12 @@ CROWDED = RankInfo(0, 64, 0, 64, "torchrun", "127.0.0.1", 1)
         (system_checks.check_cores, {"OMP_NUM_THREADS": "64"}, "look", "export OMP_NUM_THREADS=1"),
         (system_checks.check_disk_speed, {}, "wrong", "write elsewhere with  --out FOLDER, or make room"),
         (network_checks.check_interface, {"GLOO_SOCKET_IFNAME": "ib7"}, "wrong", "unset GLOO_SOCKET_IFNAME"),
-        (
-            network_checks.check_variables,
-            {"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "info"},
-            "look",
-            "unset NCCL_P2P_DISABLE NCCL_DEBUG",
-        ),
+        (network_checks.check_variables, {"NCCL_DEBUG": "info"}, "look", "unset NCCL_DEBUG"),
     ],
 )
 def test_a_fault_has_its_remedy(check, environ, verdict, remedy):
     finding, *_ = check(CheckContext(Path("/proc/nothing/runs"), environ, rank_info=CROWDED))
     assert (finding.verdict, finding.remedy) == (verdict, remedy)
-
-
-def test_nothing_is_left_in_the_folder(tmp_path):
-    assert only(system_checks.check_disk_speed(CheckContext(tmp_path / "runs" / "deep"))).verdict is not Health.WRONG
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_taken_port_is_found():

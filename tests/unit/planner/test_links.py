@@ -21,12 +21,9 @@ USUAL = ["train.precision=fp32", "train.compile=off"]
 
 
 def model(width, heads, layers, tokens, vocab):
-    sizes = {"width": width, "heads": heads, "layers": layers, "ffn": 4 * width}
-    return [
-        *(f"model.{name}={size}" for name, size in sizes.items()),
-        f"data.max_length={tokens}",
-        f"data.vocab={vocab}",
-    ]
+    sizes = {"model.width": width, "model.heads": heads, "model.layers": layers, "model.ffn": 4 * width}
+    sizes |= {"data.max_length": tokens, "data.vocab": vocab}
+    return [f"{key}={size}" for key, size in sizes.items()]
 
 
 SMALL, LARGE = model(128, 4, 2, 128, 10_000), model(256, 8, 4, 256, 30_000)
