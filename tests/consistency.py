@@ -4,7 +4,7 @@ import io
 import json
 import math
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -41,15 +41,12 @@ COMPILING = 50
 @dataclass(frozen=True)
 class Row:
     ranks: int
-    over_ideal: float
-    """Of its step."""
-    noise: tuple[float, ...]
-    """Of each repeat."""
+    over_ideal: float  # of its step
+    noise: tuple[float, ...]  # of each repeat
     exposed: float
     waiting: float
     data: float
-    compiled: frozenset[int]
-    """Steps in which something was compiled, which take far longer."""
+    compiled: frozenset[int]  # steps in which something was compiled, which take far longer
 
 
 ROWS = st.builds(
@@ -81,11 +78,9 @@ def run_files(draw, presets=()):
 @st.composite
 def measurements(draw):
     """(run file, seconds of a step on one rank, rows, repeats, price)."""
-    counts = [
-        1,
-        *sorted(draw(st.sets(st.sampled_from([2, 3, 4, 8]), min_size=draw(st.sampled_from([0, 1, 1, 1])), max_size=3))),
-    ]
-    rows = [Row(n, **{k: v for k, v in vars(draw(ROWS)).items() if k != "ranks"}) for n in counts]
+    least = draw(st.sampled_from([0, 1, 1, 1]))
+    counts = [1, *sorted(draw(st.sets(st.sampled_from([2, 3, 4, 8]), min_size=least, max_size=3)))]
+    rows = [replace(draw(ROWS), ranks=ranks) for ranks in counts]
     step_s = 10 ** draw(st.floats(-3, 1))
     return draw(run_files()), step_s, rows, draw(st.integers(1, 3)), draw(st.sampled_from([None, 2.5]))
 

@@ -57,11 +57,8 @@ def test_a_large_product_runs_at_the_best_measured_rate_and_a_thin_one_at_that_o
     n, matmul_s = 8192, Roofline(A100.device, BF16, IDEAL).matmul_s
     assert matmul_s(n, n, n) == pytest.approx(2 * n**3 / (312e12 * 0.869), rel=1e-6)
     assert matmul_s(1, n, n) == pytest.approx((n + n**2 + n) * 2 / 2039e9, rel=1e-6)
-
-
-def test_ragged_sides_cost_what_physics_says():
     half = replace(IDEAL, ragged_efficiency=0.5)
-    even, ragged = (Roofline(A100.device, BF16, half).matmul_s(8192, 8192, n) for n in (8192, 8192 - 8))
+    even, ragged = (Roofline(A100.device, BF16, half).matmul_s(n, n, side) for side in (n, n - 8))
     assert ragged / even == pytest.approx(2, rel=0.01)
 
 
@@ -97,26 +94,12 @@ def test_overlap_hides_at_most_the_compute_beside_it():
     assert exposed_s(3.0, 9.0, replace(IDEAL, overlap=0.5)) == 1.5
 
 
-def test_the_terms_add_up():
-    placement = Placement(replicate=2, tensor=2, pipeline=2, micro_batch=2, accumulate=4)
-    t = price(SMALL, placement, GPU_PHYSICS)
-    terms = ("compute_s", "exposed_s", "bubble_s", "update_s", "overhead_s", "waiting_s")
-    assert t.step_s == pytest.approx(sum(getattr(t, name) for name in terms))
-    assert 0 < t.exposed_s <= t.comm_s
-
-
 def test_the_bubble_is_stages_minus_one_over_passes():
     model = ModelShape(16, 1024, 16, 1024, 64)  # a head and an embedding of next to nothing
     t = price(model, Placement(pipeline=4, accumulate=8))
     assert t.bubble_s / t.compute_s == pytest.approx(3 / 8, rel=0.02)
     interleaved = price(model, Placement(pipeline=4, accumulate=8, chunks=4))
     assert interleaved.bubble_s == pytest.approx(t.bubble_s / 4, rel=0.02)
-
-
-def test_full_recomputation_costs_a_third_more():
-    model = ModelShape(24, 4096, 32, 512, 64, fused_attention=False)
-    none, full = (price(model, Placement(micro_batch=8, recompute=r)) for r in ("none", "full"))
-    assert full.compute_s / none.compute_s == pytest.approx(4 / 3, rel=0.01)
 
 
 def test_ranks_wait_for_the_slowest_device_and_the_longest_samples():
@@ -194,7 +177,7 @@ def test_recomputation_that_stops_early_leaves_out_the_last_product():
         )
         for early in (False, True)
     )
-    assert full.recompute_s == pytest.approx(full.forward_s)
+    assert full.recompute_s == pytest.approx(full.forward_s), "a third more than forward and backward"
     assert early.forward_s == pytest.approx(full.forward_s)
     assert 0.6 * full.recompute_s < early.recompute_s < 0.9 * full.recompute_s
 

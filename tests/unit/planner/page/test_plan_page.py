@@ -11,7 +11,7 @@ import pytest
 import paceline
 from paceline.planner.page.page import DEADLINES_H, build_axes, render_plan_page, setting_overrides
 from paceline.planner.plan import plan
-from paceline.planner.rows import Requirements
+from paceline.planner.rows import Requirements, RowRanking
 from paceline.planner.show import format_cell_amount
 
 PATIENCE_MS = 120_000
@@ -94,7 +94,7 @@ def test_every_number_is_the_one_that_python_plans(browser, planned, file):
             kinds.add("impossible")
             continue
         hours = DEADLINES_H[setting["deadline"]] if setting["deadline"] < len(DEADLINES_H) else None
-        ranking = rank(expected, Requirements(deadline_h=hours))
+        ranking = RowRanking(expected.rows, Requirements(deadline_h=hours))
         price, n = setting["price"], (1, 2, 4, 8)[setting["devices"]]
         assert [row["devices"] for row in seen["rows"]] == [row.devices for row in expected.rows]
         for row, mine in zip(expected.rows, seen["rows"], strict=True):
@@ -112,10 +112,6 @@ def test_every_number_is_the_one_that_python_plans(browser, planned, file):
             assert next(f for f in expected.misfits if f.devices == n).rejected[0].reason in seen["reasons"]
         assert f"--devices {n}" in seen["command"]
     assert kinds >= {"impossible", "No", "Yes"}
-
-
-def rank(found, requirements):
-    return type(found.ranking)(found.rows, requirements)
 
 
 def test_the_command_that_a_page_shows_plans_the_same(browser, planned, file, ask):
