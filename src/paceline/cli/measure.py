@@ -16,7 +16,6 @@ from paceline.io.terminal import build_console, print_text, warn
 from paceline.launch.environment import detect_rank
 from paceline.measurement.links import dump_links, measure_links
 from paceline.measurement.result import Measurement
-from paceline.measurement.rows import drop_failed, has_passes
 from paceline.measurement.tables import build_links_table, build_measurement_tables, build_summary_table
 from paceline.planner.links import links_file, store_measured_link
 from paceline.runlog.machine import list_gpu_names
@@ -155,12 +154,12 @@ def run_recalibrate(arguments: argparse.Namespace) -> int:
 
 def render_measurement(found: Measurement, verbose: bool = False) -> Iterator[Any]:
     """Yield what to print, part by part, for rich: the verdict and one table, or with `verbose` all of them."""
-    measured = drop_failed(found.rows)
+    measured = found.measured
     for line in found.verdict:
         yield from wrap_lines(line, "")
     yield from ("", build_summary_table(found))
     batch = "the batch grows with the ranks" if found.kind == "weak" else "the same batch on all rows"
-    if has_passes(measured):
+    if any(row.fits for row in measured):
         batch = "each step a pass over all samples"
     elif not all(row.batch.global_batch for row in measured):
         batch = "if each rank has its own batch"

@@ -71,6 +71,11 @@ def format_quantity(n: float, billion: str = "B") -> str:
     return f"{n:.0f}"
 
 
+def plural(count: int, noun: str) -> str:
+    """Return `1 rank` or `2 ranks`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 

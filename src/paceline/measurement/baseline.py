@@ -2,14 +2,15 @@
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
-from paceline.io.files import catch_damage, from_flat, read_json, to_flat
+from paceline.io.files import catch_damage, from_flat, read_json
 from paceline.io.format import duration, number, percent, size
 from paceline.measurement.measure import select_comparable
 from paceline.measurement.progress import collect_times
@@ -64,8 +65,7 @@ class Regression:
     def describe(self) -> str:
         if self.term == "loss":
             return f"{self.label}: the loss changed from {number(self.before, 6)} to {number(self.after, 6)}"
-        show = size if self.term == "memory" else duration
-        name = "memory grew" if self.term == "memory" else "a step became slower"
+        name, show = ("memory grew", size) if self.term == "memory" else ("a step became slower", duration)
         cause = f", most in {self.cause}" if self.cause else ""
         by = f"{100 * self.change:.1f} %, noise {100 * self.limit:.1f} %"
         return f"{self.label}: {name}, {show(self.before)} to {show(self.after)} ({by}){cause}"
@@ -74,18 +74,20 @@ class Regression:
 def build_baseline(found: Measurement) -> Baseline:
     """Collect the repeats of a measurement's rows, with what another must share to be compared."""
     state = read_json(found.file)
-    rows = {label: _collect_repeats(list(times.values())) for label, times in collect_times(state).items()}
+    rows = {label: _collect_repeats(times.values()) for label, times in collect_times(state).items()}
     request = {"command": shlex.join(found.command), **select_comparable(state)}
     devices = {row.resources.device for row in found.measured if row.resources.device}
     cores = f"{found.environment.get('cores')} cores of {found.environment.get('cpu')}"
     return Baseline(FORMAT, found.name, ", ".join(sorted(devices)) or cores, request, rows)
 
 
-def _collect_repeats(times: Sequence[RunTimes]) -> BaselineRow:
-    flat = [to_flat(one) for one in times]
-    terms = {name: tuple(values[name] for values in flat) for name in ("step_s", *TERMS)}
-    peaks = tuple(max(one.peak_bytes_per_rank, default=0) for one in times)
-    return BaselineRow(**terms, peak_bytes=peaks, loss=tuple(one.loss_last for one in times))
+def _collect_repeats(times: Collection[RunTimes]) -> BaselineRow:
+    return BaselineRow(
+        step_s=tuple(one.step_s for one in times),
+        **{name: tuple(getattr(one.parts, name) for one in times) for name in TERMS},
+        peak_bytes=tuple(max(one.peak_bytes_per_rank, default=0) for one in times),
+        loss=tuple(one.loss_last for one in times),
+    )
 
 
 def read_baseline(file: Path) -> Baseline:
@@ -106,11 +108,8 @@ def compare_with_baseline(file: Path, before: Baseline, now: Baseline) -> list[R
     if missing := [label for label in before.rows if label not in now.rows]:
         raise option_error("--baseline", f"{file} has the row {missing[0]}, which was not measured now", "conflict")
     tolerance = TOLERANCE.get(str(now.request.get("train.precision")), max(TOLERANCE.values()))
-    return [
-        regression
-        for label in before.rows
-        for regression in _compare_rows(label, before.rows[label], now.rows[label], tolerance)
-    ]
+    found = (_compare_rows(label, row, now.rows[label], tolerance) for label, row in before.rows.items())
+    return list(chain.from_iterable(found))
 
 
 def _compare_rows(label: str, before: BaselineRow, now: BaselineRow, tolerance: float) -> Iterator[Regression]:
@@ -120,7 +119,7 @@ def _compare_rows(label: str, before: BaselineRow, now: BaselineRow, tolerance: 
         growth = {name: min(getattr(now, name)) - min(getattr(before, name)) for name in TERMS}
         yield Regression(label, "step_s", old, new, limit, max(growth, key=lambda name: growth[name]))
     held, holds = max(before.peak_bytes), max(now.peak_bytes)
-    spread = max(before.peak_bytes) - min(before.peak_bytes) + max(now.peak_bytes) - min(now.peak_bytes)
+    spread = held - min(before.peak_bytes) + holds - min(now.peak_bytes)
     most = max(LEAST_GROWTH * held, LEAST_GROWTH_BYTES, spread)
     if holds > held + most:
         yield Regression(label, "memory", held, holds, most / held if held else 0.0)
@@ -129,8 +128,8 @@ def _compare_rows(label: str, before: BaselineRow, now: BaselineRow, tolerance: 
 
 def _gap(repeats: Sequence[float]) -> float:
     """Return how far the second fastest repeat lies behind the fastest: other work only ever slows a run down."""
-    fastest, second = sorted((*repeats, repeats[0]) if len(repeats) == 1 else repeats)[:2]
-    return second / fastest - 1
+    fastest, *others = sorted(repeats)
+    return others[0] / fastest - 1 if others else 0.0
 
 
 def _compare_losses(
@@ -149,8 +148,7 @@ def describe_comparison(file: Path, found: Sequence[Regression], before: Baselin
     """Yield the verdict first, then each row's change."""
     yield f"Worse than {file}:" if found else f"No worse than {file}."
     yield from (f"  {regression.describe()}" for regression in found)
-    for label in before.rows:
-        old, new = before.rows[label], now.rows[label]
-        change = min(new.step_s) / min(old.step_s) - 1
-        noise = _gap(old.step_s) + _gap(new.step_s)
-        yield f"  {label}: step {duration(min(new.step_s))} ({100 * change:+.1f} %), noise {percent(noise)}"
+    for label, row in before.rows.items():
+        old, new = row.step_s, now.rows[label].step_s
+        change = 100 * (min(new) / min(old) - 1)
+        yield f"  {label}: step {duration(min(new))} ({change:+.1f} %), noise {percent(_gap(old) + _gap(new))}"

@@ -42,6 +42,15 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True)
+class Finding:
+    label: str
+    cause: Cause
+    share: float
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     row: MeasuredRow
     base: MeasuredRow
@@ -50,13 +59,19 @@ class Diagnosis:
     cores: int  # of the one machine of all ranks, or 0
     given: Mapping[str, Any]  # values of the run file, by dotted key
 
+    @property
+    def key(self) -> str:
+        """Its texts in advice.json."""
+        in_turn = self.cause is Cause.SLOW_RANK and not _is_uneven(self.row.loads.slowest)
+        return IN_TURN if in_turn else self.cause
+
 
 def diagnose(
     rows: Sequence[MeasuredRow | FailedRow], cores: int = 0, given: Mapping[str, Any] | None = None
-) -> "tuple[Finding, ...]":
+) -> tuple[Finding, ...]:
     """Name the largest loss of each row, unless its repeats are too far apart to tell."""
-    base, measured = find_reference(rows), drop_failed(rows)
-    return () if base is None else tuple(_describe(_diagnose_row(row, base, cores, given or {})) for row in measured)
+    base = find_reference(rows)
+    return () if base is None else tuple(_diagnose_row(row, base, cores, given or {}) for row in drop_failed(rows))
 
 
 def split_lost_time(row: MeasuredRow, base: MeasuredRow, cores: int = 0) -> dict[Cause, float]:
@@ -84,7 +99,7 @@ def compute_ideal_step_s(row: MeasuredRow, base: MeasuredRow) -> float:
     return base.step_s * (own / alone if own and alone else 1.0) * base.ranks / row.ranks
 
 
-def _diagnose_row(row: MeasuredRow, base: MeasuredRow, cores: int, given: Mapping[str, Any]) -> Diagnosis:
+def _diagnose_row(row: MeasuredRow, base: MeasuredRow, cores: int, given: Mapping[str, Any]) -> Finding:
     parts = split_lost_time(row, base, cores)
     if row.parts.data_s > NOTABLE * row.step_s:  # waiting for input is a loss on one rank too
         parts[Cause.INPUT] = max(parts[Cause.INPUT], row.parts.data_s)
@@ -97,7 +112,11 @@ def _diagnose_row(row: MeasuredRow, base: MeasuredRow, cores: int, given: Mappin
         cause = Cause.IMPOSSIBLE
     elif noise > NOISY or (cause is not Cause.NONE and noise > share):
         cause = Cause.NOISE
-    return Diagnosis(row, base, cause, share, cores, given)
+    found = Diagnosis(row, base, cause, share, cores, given)
+    are = "are" if row.label.endswith(" ranks") else "is"
+    head = f", {duration(row.step_s)} per step" if row is base else f" {are} {number(row.speedup, 3)}×"
+    text = f"{row.label}{head}: {_describe_cause(found)}{_list_other_shares(row, cause)}"
+    return Finding(row.label, cause, share, text, _advise(found))
 
 
 def _explain_lost_compute(row: MeasuredRow, cores: int) -> Cause:
@@ -134,40 +153,21 @@ CAUSES: dict[str, str] = ADVICE["causes"]
 FROM_OUTSIDE = "Measured from outside: the order of the data and what a resumed run does are the script's own."
 
 
-@dataclass(frozen=True)
-class Finding:
-    label: str
-    cause: Cause
-    share: float
-    text: str
-    advice: str
-
-
-def _describe(found: Diagnosis) -> Finding:
-    row, cause = found.row, found.cause
-    are = "are" if row.label.endswith(" ranks") else "is"
-    head = f", {duration(row.step_s)} per step" if row is found.base else f" {are} {number(row.speedup, 3)}×"
-    text = f"{row.label}{head}: {_describe_cause(found)}{_list_other_shares(row, cause)}"
-    return Finding(row.label, cause, found.share, text, _advise(found))
-
-
 def _list_other_shares(row: MeasuredRow, named: Cause) -> str:
-    parts = row.parts
     shares = {
-        Cause.COMMUNICATION: ("exposed communication", parts.exposed_s - parts.waiting_s),
-        Cause.SLOW_RANK: ("waiting for the slowest rank", parts.waiting_s),
-        Cause.INPUT: ("input", parts.data_s),
+        Cause.COMMUNICATION: ("exposed communication", row.parts.travelling_s),
+        Cause.SLOW_RANK: ("waiting for the slowest rank", row.parts.waiting_s),
+        Cause.INPUT: ("input", row.parts.data_s),
     }
-    others = [c for c in shares if c is not named] if row.ranks > 1 else [Cause.INPUT]
-    return f" ({', '.join(f'{shares[c][0]} {percent(shares[c][1] / row.step_s)}' for c in others)})"
+    others = [shares[c] for c in shares if c is not named] if row.ranks > 1 else [shares[Cause.INPUT]]
+    return f" ({', '.join(f'{name} {percent(part_s / row.step_s)}' for name, part_s in others)})"
 
 
 def _describe_cause(found: Diagnosis) -> str:
-    row, base, cause, parts = found.row, found.base, found.cause, found.row.parts
+    row, base, parts = found.row, found.base, found.row.parts
     threads, rate, slow = base.resources.threads or 1, row.link_bits_s(), row.loads.slowest
     grown = parts.compute_s / (base.parts.compute_s or 1.0) * base.step_s / compute_ideal_step_s(row, base)
-    in_turn = cause is Cause.SLOW_RANK and not _is_uneven(slow)
-    return CAUSES[IN_TURN if in_turn else cause].format(
+    return CAUSES[found.key].format(
         row=row,
         others="" if row is base else f", or those of {base.label},",
         noise=percent(max(row.noise, base.noise)),
@@ -175,7 +175,7 @@ def _describe_cause(found: Diagnosis) -> str:
         slow=slow,
         times=f"{number(slow.over_others, 3)}×" if slow else "",
         growth=f"compute per sample takes {number(grown, 3)}× the time of {base.label}",
-        exposed=percent((parts.exposed_s - parts.waiting_s) / row.step_s),
+        exposed=percent(parts.travelling_s / row.step_s),
         waits=percent(parts.waiting_s / row.step_s),
         data=percent(parts.data_s / row.step_s),
         link=f", {number(rate / 1e9, 2)} Gbit/s reached" if rate else "",
@@ -190,12 +190,11 @@ def _is_uneven(slow: SlowestRank | None) -> bool:
 
 def _advise(found: Diagnosis) -> str:
     """Return what would help and is possible: nothing that was done already, or that this layout or device lacks."""
-    row, cause, workers = found.row, found.cause, found.row.resources.workers
-    kind = "command" if row.outside else "passes" if row.fits else "run"
-    if cause is Cause.INPUT and workers is not None and not row.outside:
+    row, workers = found.row, found.row.resources.workers
+    if found.cause is Cause.INPUT and workers is not None and not row.outside:
         return _advise_on_workers(found)
-    in_turn = cause is Cause.SLOW_RANK and kind != "passes" and not _is_uneven(row.loads.slowest)
-    key = IN_TURN if in_turn else cause
+    kind = "command" if row.outside else "passes" if row.fits else "run"
+    key = found.cause if row.fits and not row.outside else found.key
     options = ADVICE[kind].get(key) or ADVICE["run"].get(key, [])
     ddp = row.ddp if row.outside else row.batch.only_gradients
     possible = {
@@ -218,6 +217,5 @@ def _advise_on_workers(found: Diagnosis) -> str:
     took = f"one process takes {duration(row.resources.load_s or 0.0)} for the samples of a step"
     if more is None:
         return f"{took}, and there are no cores for more: make samples cheaper"
-    workers, step_s = more
-    now, best = row.resources.workers, duration(step_s)
-    return f"type  data.workers={workers}  (now {now}): {took}, which would take {best} at best"
+    typed = f"type  data.workers={more[0]}  (now {row.resources.workers})"
+    return f"{typed}: {took}, which would take {duration(more[1])} at best"

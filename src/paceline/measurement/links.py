@@ -8,6 +8,7 @@ Under torchrun, srun or mpirun the existing ranks are used, and every pair of ho
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -87,30 +88,25 @@ def time_collectives(sizes_bytes: tuple[int, ...]) -> list[Link]:
 
 
 def _list_host_pairs(world: int) -> list[tuple[str, tuple[int, int]]]:
-    import socket
-
     import torch.distributed as dist
 
     hosts: list[Any] = [None] * world
     dist.all_gather_object(hosts, socket.gethostname())
-    first = {host: hosts.index(host) for host in dict.fromkeys(hosts)}
-    if len(first) < 3:
-        return []
-    return [(f"{a} and {b}", (first[a], first[b])) for a, b in combinations(first, 2)]
+    first = {host: hosts.index(host) for host in hosts}
+    pairs = combinations(first, 2) if len(first) > 2 else ()
+    return [(f"{a} and {b}", (first[a], first[b])) for a, b in pairs]
 
 
 def _measure_collective(name: str, between: str, sizes_bytes: Sequence[int], group: Any, device: Any) -> Link:
     import torch.distributed as dist
 
-    ranks = dist.get_world_size(group)
-    seconds: list[float] = []
+    ranks, took = dist.get_world_size(group), dict[int, float]()
     for size in sizes_bytes:
-        seconds.append(_time_median(_build_collective(name, size, group, device), group, device))
-        if seconds[-1] * 4 > LONG_S:  # as all ranks know: the median is that of the slowest
+        took[size] = _time_median(_build_collective(name, size, group, device), group, device)
+        if took[size] * 4 > LONG_S:  # as all ranks know: the median is that of the slowest
             break
-    sizes = tuple(sizes_bytes[: len(seconds)])
-    bits_s = _compute_bandwidth(name, ranks, sizes, seconds)
-    return Link(name, between, ranks, sizes, tuple(seconds), min(seconds[:2]), bits_s)
+    sizes, seconds = tuple(took), tuple(took.values())
+    return Link(name, between, ranks, sizes, seconds, min(seconds[:2]), _compute_bandwidth(name, ranks, sizes, seconds))
 
 
 def _build_collective(name: str, size: int, group: Any, device: Any) -> Callable[[], object]:
@@ -119,36 +115,35 @@ def _build_collective(name: str, size: int, group: Any, device: Any) -> Callable
 
     ranks = dist.get_world_size(group)
     whole = torch.zeros(max(ranks, size // 4 // ranks * ranks), device=device)
-    match name:
-        case "all_reduce":
-            return lambda: dist.all_reduce(whole, group=group)
-        case "all_gather":
-            parts = list(whole.chunk(ranks))
-            own = parts[dist.get_rank(group)].clone()
-            return lambda: dist.all_gather(parts, own, group=group)
-        case _:
-            root = dist.get_global_rank(group, 0) if group is not None else 0
-            return lambda: dist.broadcast(whole, root, group=group)
+    if name == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    if name == "all_gather":
+        parts = list(whole.chunk(ranks))
+        own = parts[dist.get_rank(group)].clone()
+        return lambda: dist.all_gather(parts, own, group=group)
+    return lambda: dist.broadcast(whole, group=group, group_src=0)
 
 
 def _time_median(work: Callable[[], object], group: Any, device: Any) -> float:
     import torch
     import torch.distributed as dist
 
-    def time_once() -> float:
-        dist.barrier(group=group)
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
+    def time_runs(times: int) -> Any:
+        """Return the seconds of the slowest rank in each of so many runs."""
+        taken = torch.zeros(times, dtype=torch.float64)
+        for run in range(times):
+            dist.barrier(group=group)
+            began = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            taken[run] = time.perf_counter() - began
+        taken = taken.to(device)
+        dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
+        return taken
 
-    first = torch.tensor([max(time_once(), time_once())], dtype=torch.float64, device=device)
-    dist.all_reduce(first, dist.ReduceOp.MAX, group=group)
-    times = min(MOST_TIMES, max(3, int(ENOUGH_S / max(first.item(), 1e-6))))
-    taken = torch.tensor([time_once() for _ in range(times)], dtype=torch.float64, device=device)
-    dist.all_reduce(taken, dist.ReduceOp.MAX, group=group)
-    return float(taken.median())
+    first_s = max(time_runs(2).max().item(), 1e-6)
+    return float(time_runs(min(MOST_TIMES, max(3, int(ENOUGH_S / first_s)))).median())
 
 
 def _compute_bandwidth(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> float:
@@ -170,14 +165,15 @@ def read_links(file: Path) -> list[Link]:
         raise UserError(f"{file} is not a measurement of links of format {FORMAT}", code="invalid-format")
     with catch_damage(file):
         links = [from_flat(Link, link) for link in values["links"]]
-        for link in links:
-            found = [*link.seconds, link.latency_s, link.bandwidth_bits_s, *link.sizes_bytes, link.ranks - 1]
-            same = len(link.sizes_bytes) == len(link.seconds) > 0
-            if link.collective not in COLLECTIVES or not same or not all(value > 0 for value in found):
-                raise ValueError("it has an impossible link")
-        if not links:
-            raise ValueError("it has no links")
+        if not links or not all(map(_is_possible, links)):
+            raise ValueError("it has no links, or impossible ones")
     return links
+
+
+def _is_possible(link: Link) -> bool:
+    found = [*link.seconds, link.latency_s, link.bandwidth_bits_s, *link.sizes_bytes, link.ranks - 1]
+    same = len(link.sizes_bytes) == len(link.seconds) > 0
+    return link.collective in COLLECTIVES and same and all(value > 0 for value in found)
 
 
 def dump_links(links: Sequence[Link]) -> dict[str, Any]:

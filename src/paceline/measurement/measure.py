@@ -11,6 +11,7 @@ from paceline.config.registry import find_entry
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
 from paceline.io.files import flatten_keys
+from paceline.io.format import plural
 from paceline.layout import LAYOUT_FIELDS, fix_strategy, layout_of, parse_layout
 from paceline.measurement.progress import (
     AnyTrial,
@@ -40,9 +41,8 @@ QUIET_TRAINING: dict[str, Any] = {
     "train.checkpoint_every": NEVER,
     "train.keep": 1,
 }
-ONE_RANK = {"strategy": "auto"} | {
-    name: getattr(DEFAULT_PARALLEL, name) for name in LAYOUT_FIELDS if name != "micro_batch"
-}
+ONE_RANK = {name: getattr(DEFAULT_PARALLEL, name) for name in LAYOUT_FIELDS if name != "micro_batch"}
+ONE_RANK["strategy"] = "auto"
 """The values of one rank alone; the micro-batch stays as the run file has it."""
 NOT_COMPARED = ("parallel.ranks", "train.epochs", "train.steps")
 """Keys of the spec in which the measurements of one folder may differ."""
@@ -79,28 +79,26 @@ def measure(
     The folder `out` (runs/NAME-measure) holds measure.json and the runs.
     """
     spec = resolve_spec(spec)
-    steps, weak, price = options.get("steps", STEPS), options.get("weak", False), options.get("price")
+    steps, weak = options.get("steps", STEPS), options.get("weak", False)
     trials = build_trials(spec, ranks, options.get("layouts", ()), steps, weak)
-    folder = Path(out) if out is not None else Path("runs") / f"{spec.name}-measure"
+    folder = Path(out or f"runs/{spec.name}-measure")
     request = {"name": spec.name, "kind": "weak" if weak else "strong", "steps": steps, "spec": spec.dump()}
     repeats, retry = options.get("repeats", REPEATS), options.get("retry", False)
     with complete_runs(folder, trials, repeats, request, select_comparable, retry, log) as state:
         specs = {trial.label: trial.spec for trial in trials if isinstance(trial, MeasureTrial) and trial.spec}
         rows, total = build_rows(trials, state), count_total_samples(folder, state)
-        return write_measurement(build_measurement(folder, state, rows, total, price, specs), state)
+        return write_measurement(build_measurement(folder, state, rows, total, options.get("price"), specs), state)
 
 
 def build_trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:
     if weak and not find_entry(spec.workload).batched:
         raise option_error("--weak", "a pass of a fit has all samples, on any number of ranks", "not-supported")
-    parallel: list[tuple[str, dict[str, Any]]] = [
-        (f"{n} rank{'s' * (n > 1)}", {"ranks": n} if n > 1 else ONE_RANK) for n in ranks
-    ]
-    parallel += [(word, {**ONE_RANK, **parse_layout(word)}) for word in layouts]
-    if min((values["ranks"] for _, values in parallel), default=0) != 1:
+    trials = [_build_trial(spec, plural(n, "rank"), {"ranks": n} if n > 1 else ONE_RANK, steps, weak) for n in ranks]
+    trials += [_build_trial(spec, word, {**ONE_RANK, **parse_layout(word)}, steps, weak) for word in layouts]
+    trials.sort(key=lambda trial: trial.ranks)
+    if not trials or trials[0].ranks != 1:
         raise option_error("--ranks", "speed-up is relative to one rank; use  --ranks 1,2,4", "missing-value")
-    trials = (_build_trial(spec, label, values, steps, weak) for label, values in parallel)
-    return sorted(trials, key=lambda trial: trial.ranks)
+    return trials
 
 
 def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int, weak: bool) -> AnyTrial:
@@ -109,7 +107,6 @@ def _build_trial(spec: RunSpec, label: str, parallel: dict[str, Any], steps: int
         trial = spec.replace({**QUIET_TRAINING, "train.steps": steps, **values})
         if weak:
             trial = trial.replace({"train.global_batch": spec.train.global_batch * layout_of(trial).data})
-        layout_of(trial)
         trial = fix_strategy(trial)
         layout = layout_of(trial)
     except UserError as error:
@@ -127,14 +124,14 @@ def select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def count_total_samples(folder: Path, state: MeasureState) -> int | None:
     """Count the samples of the whole run; the size of an epoch is known once something was trained."""
-    train_section = state["spec"]["train"]
-    documents = next((done["times"].get("documents") for done in state["done"].values()), None)
-    if documents:
-        return int(documents * (train_section.get("steps") or train_section.get("epochs") or 0)) or None
-    if train_section.get("steps"):
-        return int(train_section["steps"]) * int(train_section["global_batch"])
+    train = state["spec"]["train"]
+    steps, epochs = train.get("steps"), train.get("epochs")
+    if documents := next((done["times"].get("documents") for done in state["done"].values()), None):
+        return int(documents * (steps or epochs or 0)) or None
+    if steps:
+        return int(steps) * int(train["global_batch"])
     for name in state["done"]:
         trained = read_summary(RunDir(folder / name).summary_file).trained
         if trained.epochs:
-            return int((train_section.get("epochs") or 1) * round(trained.samples / trained.epochs))
+            return int((epochs or 1) * round(trained.samples / trained.epochs))
     return None

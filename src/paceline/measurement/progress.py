@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from time import time
 from typing import Any, TypeAlias, TypedDict
 
 from paceline.config import RunSpec
-from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError
+from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError, get_first_line
 from paceline.io.arguments import make_output_folder
 from paceline.io.files import catch_damage, from_flat, read_json, to_flat, validate_fields, write_json
 from paceline.measurement.result import FORMAT, Measurement
@@ -41,7 +41,6 @@ class UsageSampler:
         import psutil
 
         psutil.cpu_percent()
-        self._sent = psutil.net_io_counters(nowrap=False)
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
         return self
@@ -56,11 +55,12 @@ class UsageSampler:
     def _sample(self) -> None:
         import psutil
 
+        sent = psutil.net_io_counters(nowrap=False)
         while not self._over.wait(EVERY_S):
-            sent, self._sent = self._sent, psutil.net_io_counters(nowrap=False)
+            before, sent = sent, psutil.net_io_counters(nowrap=False)
             values = {"cpu_share": psutil.cpu_percent() / 100}
-            if sent is not None and self._sent is not None:
-                values["sent_bytes_s"] = max(0.0, self._sent.bytes_sent - sent.bytes_sent) / EVERY_S
+            if before is not None and sent is not None:
+                values["sent_bytes_s"] = max(0.0, sent.bytes_sent - before.bytes_sent) / EVERY_S
             self._samples.append((time(), values | self._sample_devices()))
 
     def _sample_devices(self) -> dict[str, float]:
@@ -110,10 +110,18 @@ def complete_runs(
     make_output_folder(folder)
     with RunDir(folder).lock(log):
         state = load_state(folder, request, comparable)
+        done, failed = state["done"], state["failed"]
         if retry:
             state.pop("out_of_memory", None)
             for trial in trials:
-                state["failed"].pop(trial.label, None)
+                failed.pop(trial.label, None)
+
+        def list_missing() -> Iterator[tuple[MeasureTrial, int]]:
+            for trial, repeat in interleave_repeats(trials, repeats):
+                if isinstance(trial, FailedRow):
+                    failed[trial.label] = trial.why
+                elif trial.run_name(repeat) not in done and trial.label not in failed:
+                    yield trial, repeat
 
         def run(task: tuple[MeasureTrial, int], slot: int) -> dict[str, Any]:
             trial, repeat = task
@@ -127,24 +135,16 @@ def complete_runs(
         def record(task: tuple[MeasureTrial, int], result: dict[str, Any] | PacelineError) -> None:
             trial, repeat = task
             if isinstance(result, PacelineError):
-                state["failed"][trial.label] = str(result)
+                failed[trial.label] = str(result)
                 if isinstance(result, OutOfMemory):
                     state.setdefault("out_of_memory", []).append(trial.label)
-                log(f"{trial.label}: {str(result).splitlines()[0]}")
+                log(f"{trial.label}: {get_first_line(result)}")
             else:
-                state["done"][trial.run_name(repeat)] = result
+                done[trial.run_name(repeat)] = result
             write_json(folder / "measure.json", state)
 
-        run_trials(_list_missing(interleave_repeats(trials, repeats), state), run, record)
+        run_trials(list_missing(), run, record)
         yield state
-
-
-def _list_missing(tasks: Iterable[tuple[AnyTrial, int]], state: MeasureState) -> Iterator[tuple[MeasureTrial, int]]:
-    for trial, repeat in tasks:
-        if isinstance(trial, FailedRow):
-            state["failed"][trial.label] = trial.why
-        elif trial.run_name(repeat) not in state["done"] and trial.label not in state["failed"]:
-            yield trial, repeat
 
 
 ELSEWHERE = "measure into another folder with  --out FOLDER"
@@ -201,13 +201,10 @@ def collect_times(state: MeasureState) -> dict[str, dict[str, RunTimes]]:
 def build_rows(trials: Sequence[AnyTrial], state: MeasureState) -> list[MeasuredRow | FailedRow]:
     """Build a row of each trial, and of earlier ones in the folder: its median repeat, or why it failed."""
     times, known = collect_times(state), {trial.label: trial for trial in trials}
-    rows = [
-        _build_row(label, known.get(label), state, times[label])
-        if label in times
-        else _build_failed_row(known[label], state)
-        for label in dict.fromkeys([*known, *times])
-    ]
-    return sorted(rows, key=lambda row: row.ranks)
+    rows = [_build_row(label, known.get(label), state, runs) for label, runs in times.items()]
+    failed = [_build_failed_row(trial, state) for trial in trials if trial.label not in times]
+    order = {label: place for place, label in enumerate([*known, *times])}
+    return sorted([*rows, *failed], key=lambda row: (row.ranks, order[row.label]))
 
 
 def _build_row(label: str, trial: AnyTrial | None, state: MeasureState, times: Mapping[str, RunTimes]) -> MeasuredRow:

@@ -1,11 +1,12 @@
 """Rows of a measurement: a layout with its medians over repeats, its speed-up and its cost."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from paceline.io.files import from_flat, to_flat
+from paceline.io.format import plural
 from paceline.measurement.run_times import ObservedScript, RunTimes, StepParts
 
 LEAST_EFFICIENCY = 0.5  # else not recommended
@@ -89,12 +90,16 @@ class RankLoads:
     busy_s_by_rank: tuple[float, ...] = ()
 
     @property
+    def peak_bytes(self) -> int | None:
+        return max(self.peak_bytes_per_rank, default=None)
+
+    @property
     def slowest(self) -> SlowestRank | None:
         busy = self.busy_s_by_rank
         if len(busy) < 2:
             return None
-        worst = max(range(len(busy)), key=lambda rank: busy[rank])
-        others = statistics.fmean(b for rank, b in enumerate(busy) if rank != worst)
+        worst = busy.index(max(busy))
+        others = statistics.fmean(busy[:worst] + busy[worst + 1 :])
         return SlowestRank(worst, busy[worst] / others if others else 1.0)
 
 
@@ -128,6 +133,13 @@ class MeasuredRow(TimedRow):
     def compute_over_comm(self) -> float | None:
         """R: compute time relative to the time that collectives are in flight."""
         return self.parts.compute_s / self.parts.comm_s if self.parts.comm_s else None
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Seconds of a step by what the ranks did, without `other_s`."""
+        parts = self.parts
+        seconds = (parts.compute_s, parts.travelling_s, parts.waiting_s, parts.data_s)
+        return dict(zip(("compute", "exposed", "waiting", "input"), seconds, strict=True))
 
     @property
     def other_s(self) -> float:
@@ -184,8 +196,9 @@ def drop_failed(rows: Iterable[RowT | FailedRow]) -> list[RowT]:
     return [row for row in rows if not isinstance(row, FailedRow)]
 
 
-def has_passes(rows: Iterable[TimedRow | FailedRow]) -> bool:
-    return any(isinstance(row, MeasuredRow) and row.fits for row in rows)
+def change_rows(rows: Iterable[RowT | FailedRow], change: Callable[[RowT], RowT]) -> list[RowT | FailedRow]:
+    """Return the rows with those changed that did not fail."""
+    return [row if isinstance(row, FailedRow) else change(row) for row in rows]
 
 
 def combine_repeats(
@@ -202,9 +215,8 @@ def combine_repeats(
         batch = _describe_batch(middle.seen)
     if middle.documents:
         each = -(-middle.documents // ranks)
-        equation = f"{middle.documents:,} samples = {each:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
+        equation = f"{middle.documents:,} samples = {each:,} per rank × {plural(ranks, 'rank')}"
         batch = BatchLayout(equation, middle.documents)
-    peaks = max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0))
     values = to_flat(middle) | {
         "label": label,
         "ranks": ranks,
@@ -213,7 +225,7 @@ def combine_repeats(
         "step_s_high": max(t.step_s for t in times),
         "runs": tuple(runs),
         "rates": tuple(t.samples_per_s for t in times),
-        "peak_bytes_per_rank": peaks,
+        "peak_bytes_per_rank": max((t.peak_bytes_per_rank for t in times), key=lambda peaks: max(peaks, default=0)),
         "fits": bool(middle.documents),
         "outside": middle.seen.from_outside,
         "usage": dict(usage or {}),
@@ -224,27 +236,26 @@ def combine_repeats(
 def _describe_batch(seen: ObservedScript) -> BatchLayout:
     if not seen.rank_batches:
         return BatchLayout("samples of a step not known")
-    total, ranks = sum(seen.rank_batches), len(seen.rank_batches)
-    each = f"{seen.rank_batches[0]:,} per rank × {ranks} rank{'s' * (ranks > 1)}"
-    terms = each if len(set(seen.rank_batches)) == 1 else " + ".join(map(str, seen.rank_batches))
+    first, total = seen.rank_batches[0], sum(seen.rank_batches)
+    terms = f"{first:,} per rank × {plural(len(seen.rank_batches), 'rank')}"
+    if len(set(seen.rank_batches)) > 1:
+        terms = " + ".join(map(str, seen.rank_batches))
     return BatchLayout(f"{total:,} samples = {terms}", total)
 
 
 def add_speedups(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]:
     """Add speed-ups relative to the reference; their spread is that of pairs of runs that are adjacent in time."""
-    base = find_reference(rows)
-    return [
-        row if isinstance(row, FailedRow) or base is None else replace(row, scaling=_compute_speedup(row, base))
-        for row in rows
-    ]
-
-
-def _compute_speedup(row: TimedRow, base: TimedRow) -> Speedup:
+    if (base := find_reference(rows)) is None:
+        return list(rows)
     alone = base.rates or (base.samples_per_s,)
-    rates = row.rates or (row.samples_per_s,)
-    pairs = [r / alone[min(i, len(alone) - 1)] * base.ranks for i, r in enumerate(rates)]
-    speedup = row.samples_per_s / base.samples_per_s * base.ranks
-    return Speedup(speedup, min(speedup, *pairs), max(speedup, *pairs), tuple(pairs))
+
+    def add_speedup(row: RowT) -> RowT:
+        rates = row.rates or (row.samples_per_s,)
+        pairs = [r / alone[min(i, len(alone) - 1)] * base.ranks for i, r in enumerate(rates)]
+        speedup = row.samples_per_s / base.samples_per_s * base.ranks
+        return replace(row, scaling=Speedup(speedup, min(speedup, *pairs), max(speedup, *pairs), tuple(pairs)))
+
+    return change_rows(rows, add_speedup)
 
 
 def find_reference(rows: Iterable[RowT | FailedRow]) -> RowT | None:
@@ -274,25 +285,24 @@ def add_costs(
     rows: Sequence[RowT | FailedRow], total_samples: int | None, usd_per_device_hour: float | None
 ) -> list[RowT | FailedRow]:
     """Add time, device-hours and cost of the whole run; cores or a device that ranks share count once."""
-    shared = share_cores(rows)
-    given = (shared, total_samples, usd_per_device_hour)
-    return [row if isinstance(row, FailedRow) else replace(row, cost=_compute_cost(row, *given)) for row in rows]
+    shared, price = share_cores(rows), usd_per_device_hour
+
+    def add_cost(row: RowT) -> RowT:
+        each = row.resources.device_ranks if isinstance(row, MeasuredRow) else 1
+        devices = 1 if shared else -(-row.ranks // each)
+        hours = total_samples / row.samples_per_s / 3600 if total_samples else None
+        device_hours = hours * devices if hours is not None else None
+        usd = device_hours * price if device_hours is not None and price is not None else None
+        per_million = 1e6 / row.samples_per_s / 3600 * devices * price if price is not None else None
+        return replace(row, cost=Cost(hours, device_hours, usd, per_million))
+
+    return change_rows(rows, add_cost)
 
 
 def share_cores(rows: Iterable[TimedRow | FailedRow]) -> bool:
     """Return whether the ranks of each row divide the same cores, and so cost the same however many there are."""
     on_cores = (row for row in drop_failed(rows) if isinstance(row, MeasuredRow) and row.resources.device is None)
     return len({row.resources.threads for row in on_cores if row.resources.threads}) > 1
-
-
-def _compute_cost(row: TimedRow, shared: bool, total_samples: int | None, price: float | None) -> Cost:
-    each = row.resources.device_ranks if isinstance(row, MeasuredRow) else 1
-    devices = 1 if shared else -(-row.ranks // each)
-    hours = total_samples / row.samples_per_s / 3600 if total_samples else None
-    device_hours = hours * devices if hours is not None else None
-    usd = device_hours * price if device_hours is not None and price is not None else None
-    per_million = 1e6 / row.samples_per_s / 3600 * devices * price if price is not None else None
-    return Cost(hours, device_hours, usd, per_million)
 
 
 def recommend_row(rows: Iterable[RowT | FailedRow]) -> RowT | None:
@@ -303,8 +313,8 @@ def recommend_row(rows: Iterable[RowT | FailedRow]) -> RowT | None:
     measured = drop_failed(rows)
     shared = share_cores(measured)
     fine = [row for row in measured if shared or row.efficiency >= LEAST_EFFICIENCY]
-    best = max(fine, key=lambda row: row.speedup, default=None)
-    if best is None:
+    if not fine:
         return None
+    best = max(fine, key=lambda row: row.speedup)
     near = [row for row in fine if max(row.scaling.speedup_high, LEAST_GAIN * row.speedup) >= best.speedup]
     return min((row for row in near if row.ranks < best.ranks), key=lambda row: row.ranks, default=best)

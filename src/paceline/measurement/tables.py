@@ -1,6 +1,7 @@
 """Build the tables of a measurement: the same in the terminal, on the page of a report, in Markdown and in LaTeX."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from paceline.io.format import duration, number, percent, size
 from paceline.io.table import UNKNOWN, Table
@@ -14,7 +15,6 @@ from paceline.measurement.rows import (
     compute_marginal_speedup,
     drop_failed,
     find_reference,
-    has_passes,
     is_beyond_devices,
 )
 
@@ -27,13 +27,11 @@ SCALING_NOTES = {
 
 
 def build_measurement_tables(found: Conclusions, name: str = "") -> list[Table]:
+    measured = found.measured
     tables = [build_scaling_table(found)]
-    if found.timed:
-        tables.append(build_times_table(found.measured))
-    if any(row.resources.device for row in found.measured):
-        tables.append(build_devices_table(found.measured))
-    if found.planned:
-        tables.append(build_plan_table(found))
+    tables += [build_times_table(measured)] if found.timed else []
+    tables += [build_devices_table(measured)] if any(row.resources.device for row in measured) else []
+    tables += [build_plan_table(found)] if found.planned else []
     tables.append(build_cost_table(found))
     for table in tables:
         table.title += name
@@ -42,47 +40,44 @@ def build_measurement_tables(found: Conclusions, name: str = "") -> list[Table]:
 
 def build_summary_table(found: Conclusions) -> Table:
     """Build the one table of the terminal: speed, where a step goes, memory and cost; columns without a value go."""
-    rows = []
-    for row in found.measured:
-        parts = row.parts
-        seconds = (parts.compute_s, parts.travelling_s, parts.waiting_s, parts.data_s)
-        shares = zip(("compute", "exposed", "waiting", "input"), seconds, strict=True)
-        rows.append(
-            {
-                "": row.label,
-                "step": duration(row.step_s),
-                "±": _show(percent, row.noise if row.repeats > 1 else None),
-                "speed-up": format_speedup(row.speedup),
-                "efficiency": percent(row.efficiency),
-                "samples/s": number(row.samples_per_s, 3),
-                **{name: percent(s / row.step_s) for name, s in shares},
-                "R": _show(number, row.compute_over_comm, 3),
-                "memory": _show(size, max(row.loads.peak_bytes_per_rank, default=None)),
-                "USD": _show(format_usd, row.cost.cost_usd),
-            }
-        )
-    names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (UNKNOWN, "0 %") for row in rows)]
+    cells = {row.label: _summarise(row) for row in found.measured}
+    names = list(next(iter(cells.values()), {}))
+    names = [name for name in names if any(row[name] not in (UNKNOWN, "0 %") for row in cells.values())]
     table = Table(*(names or [""]), name="summary", mark=True)
-    cells = {values[""]: [values[name] for name in names] for values in rows}
-    for each in found.rows:
-        if isinstance(each, FailedRow):
-            table.add_failed_row(each.label, each.failed or "no numbers")
-        else:
-            table.add_row(*cells[each.label], chosen=each.recommended)
+    _add_rows(table, found, lambda row: [cells[row.label][name] for name in names])
     return table
+
+
+def _summarise(row: MeasuredRow) -> dict[str, str]:
+    return {
+        "": row.label,
+        "step": duration(row.step_s),
+        "±": format_known(percent, row.noise if row.repeats > 1 else None),
+        "speed-up": format_speedup(row.speedup),
+        "efficiency": percent(row.efficiency),
+        "samples/s": number(row.samples_per_s, 3),
+        **{name: percent(term_s / row.step_s) for name, term_s in row.terms.items()},
+        "R": format_known(number, row.compute_over_comm, 3),
+        "memory": format_known(size, row.loads.peak_bytes),
+        "USD": format_known(format_usd, row.cost.cost_usd),
+    }
 
 
 def build_scaling_table(found: Conclusions) -> Table:
     head = ("", "step" if found.timed else "time", "spread", "speed-up", "efficiency", "samples/s", "tokens/s")
     columns = 7 if any(row.tokens_per_s for row in found.measured) else 6 if found.timed else 5
-    note = SCALING_NOTES["passes" if has_passes(found.rows) else found.kind]
+    note = SCALING_NOTES["passes" if any(row.fits for row in found.measured) else found.kind]
     table = Table(*head[:columns], name="scaling", title="Scaling", note=note, mark=True)
+    _add_rows(table, found, lambda row: _format_scaling(row)[:columns])
+    return table
+
+
+def _add_rows(table: Table, found: Conclusions, format_row: Callable[[Any], Sequence[str]]) -> None:
     for row in found.rows:
         if isinstance(row, FailedRow):
             table.add_failed_row(row.label, row.failed or "no numbers")
         else:
-            table.add_row(*_format_scaling(row)[:columns], chosen=row.recommended)
-    return table
+            table.add_row(*format_row(row), chosen=row.recommended)
 
 
 def _format_scaling(row: TimedRow) -> tuple[str, ...]:
@@ -94,7 +89,7 @@ def _format_scaling(row: TimedRow) -> tuple[str, ...]:
         format_speedup(row.speedup),
         percent(row.efficiency),
         number(row.samples_per_s, 3),
-        _show(number, tokens_per_s or None, 3),
+        format_known(number, tokens_per_s or None, 3),
     )
 
 
@@ -107,13 +102,12 @@ def build_times_table(rows: Sequence[MeasuredRow]) -> Table:
         "waiting for a slower rank.",
     )
     for row in rows:
-        parts, slow, ratio = row.parts, row.loads.slowest, row.compute_over_comm
-        shares = (parts.compute_s, parts.travelling_s, parts.waiting_s, parts.data_s)
+        slow = row.loads.slowest
         table.add_row(
             row.label,
-            *(f"{duration(s)}, {percent(s / row.step_s)}" if s else UNKNOWN for s in shares),
-            _show(duration, parts.comm_s or None),
-            _show(number, ratio, 3),
+            *(f"{duration(s)}, {percent(s / row.step_s)}" if s else UNKNOWN for s in row.terms.values()),
+            format_known(duration, row.parts.comm_s or None),
+            format_known(number, row.compute_over_comm, 3),
             f"rank {slow.rank}, ×{number(slow.over_others, 3)}" if slow else UNKNOWN,
             chosen=row.recommended,
         )
@@ -130,11 +124,11 @@ def build_devices_table(rows: Sequence[MeasuredRow]) -> Table:
         "full; busy is the share of the time in which any kernel runs.",
     )
     for row in rows:
-        used = row.resources
-        if used.device:
-            mfu = _show(lambda share: f"{number(100 * share, 3)} %", used.mfu)
-            busy, in_use = _show(percent, used.usage.get("device_share")), _show(size, used.usage.get("device_bytes"))
-            table.add_row(row.label, used.device, mfu, busy, in_use, chosen=row.recommended)
+        if device := row.resources.device:
+            mfu = format_known(lambda share: f"{number(100 * share, 3)} %", row.resources.mfu)
+            busy, in_use = (row.resources.usage.get(name) for name in ("device_share", "device_bytes"))
+            used = format_known(percent, busy), format_known(size, in_use)
+            table.add_row(row.label, device, mfu, *used, chosen=row.recommended)
     return table
 
 
@@ -142,12 +136,8 @@ def build_plan_table(found: Conclusions) -> Table:
     note = "; ".join(f"{plan.label}: {plan.off}" for plan in found.planned if plan.off)
     if not found.planned[0].calibrated:
         note = "Planned by rules of thumb, without a calibration of this machine. " + note
-    table = Table(
-        *("measured / planned", "step", "off by", "compute", "exposed", "speed-up", "memory"),
-        name="plan",
-        title="Measured against planned",
-        note=note,
-    )
+    head = ("measured / planned", "step", "off by", "compute", "exposed", "speed-up", "memory")
+    table = Table(*head, name="plan", title="Measured against planned", note=note)
     by_label = {row.label: row for row in found.measured}
     for plan in found.planned:
         row = by_label[plan.label]
@@ -158,66 +148,71 @@ def build_plan_table(found: Conclusions) -> Table:
             f"{duration(row.parts.compute_s)} / {duration(plan.compute_s)}",
             f"{duration(row.parts.exposed_s)} / {duration(plan.exposed_s)}",
             f"{format_speedup(row.speedup)} / {format_speedup(plan.speedup)}",
-            f"{size(max(row.loads.peak_bytes_per_rank, default=0))} / {size(plan.memory_bytes)}",
+            f"{size(row.loads.peak_bytes or 0)} / {size(plan.memory_bytes)}",
         )
     return table
 
 
 def build_cost_table(found: Conclusions) -> Table:
-    usd = (2 if found.timed else 1) if found.usd_per_device_hour is not None else 0
-    whole = f"the whole run of {found.total_samples:,} samples" if found.timed and found.total_samples else "one run"
+    timed, rows, base = found.timed, drop_failed(found.rows), find_reference(found.rows)
+    usd = (1 + timed) * (found.usd_per_device_hour is not None)
+    whole = f"the whole run of {found.total_samples:,} samples" if timed and found.total_samples else "one run"
     price = f", at {found.usd_per_device_hour:g} USD per device and hour" if usd else ""
-    rows, base = drop_failed(found.rows), find_reference(found.rows)
     table = Table(
-        *("", "time", "device-hours", "relative", "each more adds"),
-        *("returns", *["memory"] * found.timed, *("USD", "USD per million samples")[:usd]),
+        *("", "time", "device-hours", "relative", "each more adds", "returns"),
+        *(*["memory"] * timed, *("USD", "USD per million samples")[:usd]),
         name="benefit",
         title="Cost and benefit",
-        note=f"For {whole}{price}. Each more adds: the speed-up of a further {'rank' if found.timed else 'device'}, "
+        note=f"For {whole}{price}. Each more adds: the speed-up of a further {'rank' if timed else 'device'}, "
         f"over the row before; below {FEW_RETURNS:g} returns diminish.",
     )
     for place, row in enumerate(rows):
         cost = row.cost
-        hours = (base.cost.device_hours if base else None) or 0.0
-        relative = cost.device_hours / hours - 1 if cost.device_hours and hours and row is not base else None
+        hours = base.cost.device_hours if base is not None and base is not row else None
         adds = compute_marginal_speedup(row, rows[:place])
-        returns = None if base is None or is_beyond_devices(row, base) else adds
-        peaks = row.loads.peak_bytes_per_rank if isinstance(row, MeasuredRow) else ()
+        possible = base is not None and not is_beyond_devices(row, base)
+        peak = row.loads.peak_bytes if isinstance(row, MeasuredRow) else None
         table.add_row(
             row.label,
-            _show(lambda hours: duration(3600 * hours), cost.hours),
-            _show(number, cost.device_hours, 3),
-            _show(lambda share: f"{100 * share:+.0f} %", relative),
-            _show(number, adds, 2),
-            _show(lambda adds: "none" if adds <= 0 else "diminish" if adds < FEW_RETURNS else "good", returns),
-            *[_show(size, max(peaks, default=None))] * found.timed,
-            *(_show(format_usd, amount) for amount in (cost.cost_usd, cost.usd_per_million_samples)[:usd]),
+            format_known(lambda hours: duration(3600 * hours), cost.hours),
+            format_known(number, cost.device_hours, 3),
+            f"{100 * (cost.device_hours / hours - 1):+.0f} %" if cost.device_hours and hours else UNKNOWN,
+            format_known(number, adds, 2),
+            format_known(_describe_returns, adds if possible else None),
+            *[format_known(size, peak)] * timed,
+            *(format_known(format_usd, amount) for amount in (cost.cost_usd, cost.usd_per_million_samples)[:usd]),
             chosen=row.recommended,
         )
     return table
 
 
+def _describe_returns(adds: float) -> str:
+    return "none" if adds <= 0 else "diminish" if adds < FEW_RETURNS else "good"
+
+
 def build_links_table(links: Sequence[Link], name: str = "") -> Table:
     sizes = sorted({s for link in links for s in link.sizes_bytes})[1:]
     note = "Bandwidth is the slope between the largest sizes, as bits through one link."
-    head = ("", "latency", *(size(s) for s in sizes), "bandwidth")
+    head = ("", "latency", *map(size, sizes), "bandwidth")
     table = Table(*head, name="links", title=f"Links{name}", note=note)
     for link in links:
         took = dict(zip(link.sizes_bytes, link.seconds, strict=True))
         between = "" if link.of_all_ranks else f", {link.between}"
-        times = (link.latency_s, *(took.get(s) for s in sizes))
-        table.add_row(f"{link.name}, {link.ranks} ranks{between}", *(_show(duration, s) for s in times), link.rate)
+        times = (link.latency_s, *map(took.get, sizes))
+        table.add_row(
+            f"{link.name}, {link.ranks} ranks{between}", *(format_known(duration, s) for s in times), link.rate
+        )
     return table
 
 
 def format_speedup(value: float | None) -> str:
-    return _show(lambda value: f"{number(value, 3)}×", value)
+    return format_known(lambda value: f"{number(value, 3)}×", value)
 
 
 def format_usd(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else number(value, 3)
 
 
-def _show(render: Callable[..., str], value: float | None, *options: int) -> str:
+def format_known(render: Callable[..., str], value: float | None, *options: int) -> str:
     """Return a value as text, or the cell of one that is not known."""
     return UNKNOWN if value is None else render(value, *options)

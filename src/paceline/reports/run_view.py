@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from paceline.config import RunSpec
 from paceline.errors import UserError
@@ -23,6 +23,7 @@ SAME_ANSWER = tuple(key for key in MAY_CHANGE if key not in ("data.path", "data.
 """Keys, or how they begin, with which the losses of a run stay what they are; data that were moved may be others."""
 CHECK_STEPS = 20  # that  paceline check  trains by default
 MAX_STEPS = 80_000  # of a run, about; of a longer one, those with the lowest and the highest losses and the newest
+T = TypeVar("T")
 
 
 class LossPoint(NamedTuple):
@@ -166,13 +167,17 @@ def thin_points(points: Sequence[LossPoint], most: int) -> list[LossPoint]:
     """Keep about `most` points: the lowest and the highest of each stretch, so that no spike is lost."""
     if len(points) <= most:
         return list(points)
-    width = math.ceil(2 * len(points) / most)
-    kept: list[LossPoint] = [points[0]]
-    for begin in range(0, len(points), width):
-        stretch = [p for p in points[begin : begin + width] if math.isfinite(p.loss)] or points[begin : begin + 1]
-        ends = {min(stretch, key=lambda p: p.loss), max(stretch, key=lambda p: p.loss)}
-        kept += sorted(ends, key=lambda p: p.step)
-    return sorted({p.step: p for p in [*kept, points[-1]]}.values(), key=lambda p: p.step)
+    kept = {points[0], points[-1]}
+    for stretch in split_stretches(points, most / 2):
+        finite = [p for p in stretch if math.isfinite(p.loss)] or stretch[:1]
+        kept |= {min(finite, key=lambda p: p.loss), max(finite, key=lambda p: p.loss)}
+    return sorted(kept, key=lambda p: p.step)
+
+
+def split_stretches(values: Sequence[T], most: float) -> list[Sequence[T]]:
+    """Cut values into at most so many stretches of equal length."""
+    width = max(1, math.ceil(len(values) / most))
+    return [values[i : i + width] for i in range(0, len(values), width)]
 
 
 def compute_loss_differences(reference: RunView, other: RunView) -> list[tuple[int, float]]:

@@ -8,8 +8,8 @@ import math
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +25,7 @@ from paceline.io.table import UNKNOWN, Table
 from paceline.launch.heartbeat import STOPPED, read_beats
 from paceline.reports.charts import Chart, round_digits
 from paceline.reports.page import PageHead, render_page
+from paceline.reports.run_view import split_stretches
 from paceline.runlog.events import extract_metrics, parse_event
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import describe_baseline, select_class_results
@@ -41,6 +42,7 @@ NAMES = 11
 STYLES = {"finished": "bold green", "failed": "bold red", "running": "bold cyan"}
 TERMS = {"compute": "█", "exposed": "▒", "data": "░"}
 MOST_BYTES = 1 << 24  # else only the end is read at first
+Point = tuple[int, float | None]
 
 
 @dataclass
@@ -48,12 +50,8 @@ class EventFollower:
     path: Path
     place: int = 0
     rest: bytes = b""
+    last: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))  # newest of each kind
     steps: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT))
-    start: dict[str, Any] = field(default_factory=dict)
-    evaluation: dict[str, Any] = field(default_factory=dict)
-    end: dict[str, Any] = field(default_factory=dict)
-    saved: int = 0
-    usage: dict[str, Any] = field(default_factory=dict)
     used: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT))
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
     notices: deque[str] = field(default_factory=lambda: deque(maxlen=NOTICES))
@@ -79,82 +77,71 @@ class EventFollower:
         return True
 
     def _take(self, event: dict[str, Any]) -> None:
-        if event["kind"] not in ("step", "usage"):
-            self.recent.append(event)
-        match event["kind"]:
-            case "step" if all(isinstance(event.get(name), int) for name in ("step", "epoch", "samples")):
-                self.steps.append(event)
-            case "start":
-                self.start, self.end = event, {}
-            case "resume":
-                while self.steps and self.steps[-1]["step"] > (event.get("step") or 0):
-                    self.steps.pop()
-            case "evaluate":
-                self.evaluation = event
-            case "usage":
-                self.usage = event
-                self.used.append(event)
-            case "notice":
-                self.notices.append(str(event.get("text", "")))
-            case "checkpoint":
-                self.saved = event.get("step") or 0
-            case "end":
-                self.end = event
+        kind = event["kind"]
+        if kind == "step" and not all(isinstance(event.get(name), int) for name in ("step", "epoch", "samples")):
+            return
+        self.last[kind] = event
+        {"step": self.steps, "usage": self.used}.get(kind, self.recent).append(event)
+        if kind == "start":
+            self.last["end"] = {}
+        elif kind == "notice":
+            self.notices.append(str(event.get("text", "")))
+        elif kind == "resume":
+            while self.steps and self.steps[-1]["step"] > (event.get("step") or 0):
+                self.steps.pop()
+
+    @property
+    def end(self) -> dict[str, Any]:
+        return self.last["end"]
 
     def mean(self, *names: str) -> float:
         return _mean([sum(step.get(name) or 0 for name in names) for step in list(self.steps)[-WINDOW:]])
 
 
-@dataclass
 class LiveView:
-    run: RunDir
-    spec: RunSpec
-    ranks: list[EventFollower] = field(default_factory=list)
+    def __init__(self, run: RunDir, spec: RunSpec) -> None:
+        self.run, self.spec = run, spec
+        self.main = EventFollower(run.events_file(0))
+        self.ranks = [self.main]
 
     def look(self) -> bool:
-        known = len(self.ranks)
-        while len(self.ranks) < MOST_RANKS and self.run.events_file(len(self.ranks)).is_file():
-            self.ranks.append(EventFollower(self.run.events_file(len(self.ranks))))
-        new = [follower.look() for follower in self.ranks]
-        return any(new) or len(self.ranks) > known
+        while len(self.ranks) < MOST_RANKS and (file := self.run.events_file(len(self.ranks))).is_file():
+            self.ranks.append(EventFollower(file))
+        return sum(follower.look() for follower in self.ranks) > 0
 
     @property
     def status(self) -> str:
-        if not self.ranks or not self.ranks[0].start:
+        if not self.main.last["start"]:
             return "starting"
-        if self.ranks[0].end:
-            return str(self.ranks[0].end.get("status", "ended"))
+        if self.main.end:
+            return str(self.main.end.get("status", "ended"))
         return f"no news for {duration(self.quiet_s)}" if self.quiet_s else "running"
-
-    @property
-    def ended(self) -> bool:
-        return bool(self.ranks and self.ranks[0].end)
 
     @property
     def quiet_s(self) -> float:
         """How long a running run has written nothing; 0 while that is usual."""
-        if not self.ranks or not self.ranks[0].start or self.ranks[0].end:
+        if not (start := self.main.last["start"]) or self.main.end:
             return 0.0
-        begun = float(self.ranks[0].start.get("t") or 0)
-        newest = max((float(f.steps[-1].get("t") or 0) for f in self.ranks if f.steps), default=begun)
+        steps = [follower.steps[-1] for follower in self.ranks if follower.steps]
+        newest = max(float(event.get("t") or 0) for event in steps or [start])
         quiet_s = time.time() - newest
         return quiet_s if quiet_s > max(QUIET_S, 5 * self.step_s) else 0.0
 
     @property
     def step_s(self) -> float:
-        return self.ranks[0].mean("step_s") if self.ranks else 0.0
+        return self.main.mean("step_s")
 
     @property
     def place(self) -> str:
         """How far the run is: its step, epoch, samples, and the time left."""
-        main, total = self.ranks[0], self.total_steps
-        last, of = main.steps[-1], f" of {total:,}" if total else ""
-        left = f", about {clock((total - last['step']) * self.step_s)} left" if total and not main.end else ""
+        last, total = self.main.steps[-1], self.total_steps
+        of = f" of {total:,}" if total else ""
+        left = f", about {clock((total - last['step']) * self.step_s)} left" if total and not self.main.end else ""
         return f"step {last['step']:,}{of}, epoch {last['epoch'] + 1}, {last['samples']:,} samples{left}"
 
     @property
     def total_steps(self) -> int | None:
-        steps = self.ranks[0].start.get("steps") if self.ranks else None
+        steps = self.main.last["start"].get("steps")
         return steps if isinstance(steps, int) else self.spec.train.steps
 
 
@@ -188,7 +175,7 @@ def watch(
     from rich.live import Live
 
     with suppress(KeyboardInterrupt), Live(render_view(view), console=console, auto_refresh=False) as live:
-        while not view.ended:
+        while not view.main.end:
             time.sleep(every_s)
             if view.look() or view.quiet_s:
                 live.update(render_view(view), refresh=True)
@@ -200,39 +187,39 @@ def _keep_page(view: LiveView, page: Path | None, serve: int | None, once: bool)
     """Write the page until the run has ended; a served one stays until Ctrl-C."""
     if page is not None and not page.parent.is_dir():
         raise option_error("--page", f"there is no folder {str(page.parent)!r}; make it with  mkdir -p {page.parent}")
-    state = {"text": render_watch_page(view)}
+    text = render_watch_page(view)
     if serve is not None:
-        port = start_server(serve, lambda: state["text"])
+        port = start_server(serve, lambda: text)
         tunnel = f"from elsewhere after  ssh -L {port}:localhost:{port} {socket.gethostname()}"
         terminal.print_text(f"open  http://localhost:{port}/  ({tunnel});  Ctrl-C ends the page, not the run")
     if page is not None:
-        write_atomic(page, state["text"])
-        terminal.print_text(
-            f"written: {page}" + ("" if once or view.ended else "; it is kept current until the run ends")
-        )
-    while not once and (serve is not None or not view.ended):
+        write_atomic(page, text)
+        later = "" if once or view.main.end else "; it is kept current until the run ends"
+        terminal.print_text(f"written: {page}{later}")
+    while not once and (serve is not None or not view.main.end):
         time.sleep(REFRESH_S)
         if view.look() or view.quiet_s:
-            state["text"] = render_watch_page(view)
+            text = render_watch_page(view)
             if page is not None:
-                write_atomic(page, state["text"])
+                write_atomic(page, text)
 
 
 def _dump_state(view: LiveView) -> dict[str, Any]:
-    main = view.ranks[0] if view.ranks else EventFollower(view.run.events_file(0))
-    last = main.steps[-1] if main.steps else {}
+    main = view.main
+    step = main.steps[-1] if main.steps else {}
+    ranks = [rank for rank in view.ranks if rank.place]
     return {
         "run": view.run.path,
         "status": view.status,
-        "step": last.get("step"),
+        "step": step.get("step"),
         "steps": view.total_steps,
-        "epoch": last.get("epoch"),
-        "loss": last.get("loss"),
+        "epoch": step.get("epoch"),
+        "loss": step.get("loss"),
         "step_s": view.step_s,
-        "evaluation": extract_metrics(main.evaluation),
-        "saved_at_step": main.saved or None,
+        "evaluation": extract_metrics(main.last["evaluate"]),
+        "saved_at_step": main.last["checkpoint"].get("step") or None,
         "noticed": list(main.notices),
-        "usage": [{k: v for k, v in rank.usage.items() if k not in ("kind", "t")} for rank in view.ranks],
+        "usage": [{k: v for k, v in rank.last["usage"].items() if k not in ("kind", "t")} for rank in ranks],
     }
 
 
@@ -241,10 +228,10 @@ def render_view(view: LiveView) -> Any:
     from rich.table import Table as Grid
     from rich.text import Text
 
+    main, step_s = view.main, view.step_s
     head = Text.assemble((view.run.name, "bold"), "  ", (view.status, STYLES.get(view.status, "bold yellow")))
-    if not view.ranks or not view.ranks[0].steps:
+    if not main.steps:
         return Group(head, Text("waiting for the first step", style="dim"))
-    main, step_s = view.ranks[0], view.step_s
     head.append(f"  {view.place}")
     if why := main.end.get("why"):
         head.append(f": {why}")
@@ -257,18 +244,18 @@ def render_view(view: LiveView) -> Any:
     speed = f"{number(rate, 3)} samples/s" + (f", {number(tokens, 3)} tokens/s" if tokens else "")
     body.add_row("rate", f"{speed}, {duration(step_s)} per step")
     body.add_row("step", _draw_bar(main, step_s))
-    if main.evaluation:
-        metrics = format_metrics(extract_metrics(main.evaluation))
-        body.add_row("evaluation", f"{metrics}  (step {main.evaluation.get('step') or 0:,})")
-        if words := describe_baseline(main.evaluation):
+    if evaluation := main.last["evaluate"]:
+        metrics = format_metrics(extract_metrics(evaluation))
+        body.add_row("evaluation", f"{metrics}  (step {evaluation.get('step') or 0:,})")
+        if words := describe_baseline(evaluation):
             body.add_row("", words)
-        for name, precision, recall, f1, support in (r.cells() for r in select_class_results(main.evaluation)[0]):
+        for name, precision, recall, f1, support in (r.cells() for r in select_class_results(evaluation)[0]):
             body.add_row("", f"{name:24.24}  precision {precision}  recall {recall}  F1 {f1}  of {support}")
-    if main.saved:
-        body.add_row("checkpoint", f"step {main.saved:,}")
+    if saved := main.last["checkpoint"].get("step"):
+        body.add_row("checkpoint", f"step {saved:,}")
     for text in main.notices:
         body.add_row("noticed", text)
-    body.add_row("machine", _describe_machine(main.start))
+    body.add_row("machine", _describe_machine(main.last["start"]))
     ranks = build_ranks_table(view)
     return Group(head, body, "", ranks) if ranks.rows else Group(head, body)
 
@@ -285,24 +272,26 @@ USES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 def build_ranks_table(view: LiveView) -> Table:
     """Build a row for each rank: its step, how much of it is work, and what it uses."""
-    known = [name for name in USES if any(name in follower.usage for follower in view.ranks)]
-    heads = ("rank", "step", "works", "waits", *(USES[name][0] for name in known))
-    table = Table(*heads, name="ranks", title="Ranks")
+    known = {name: shown for name, shown in USES.items() if any(name in rank.last["usage"] for rank in view.ranks)}
+    table = Table(
+        "rank", "step", "works", "waits", *(title for title, _ in known.values()), name="ranks", title="Ranks"
+    )
     silent = {beat.rank: beat for beat in read_beats(view.run.heartbeats)} if view.quiet_s else {}
     for rank, follower in enumerate(view.ranks if len(view.ranks) > 1 or known else ()):
-        step_s = follower.mean("step_s") or 1.0
-        shares = (follower.mean("compute_s", "data_s") / step_s, follower.mean("exposed_s") / step_s)
-        used = [(USES[name][1], follower.usage.get(name)) for name in known]
-        cells = [show(float(value)) if isinstance(value, int | float) else UNKNOWN for show, value in used]
-        if rank in silent:
-            beat = silent[rank]
+        if (beat := silent.get(rank)) is not None:
             stopped = ", stopped by a signal" if beat.state == STOPPED else ""
             silence = duration(max(0.0, time.time() - beat.t))
             table.add_failed_row(f"rank {rank}", f"{beat.description} for {silence}{stopped}")
-        elif follower.steps:
-            table.add_row(str(rank), f"{follower.steps[-1]['step']:,}", *map(percent, shares), *cells)
-        else:
-            table.add_row(str(rank), UNKNOWN, UNKNOWN, UNKNOWN, *cells)
+            continue
+        cells = [UNKNOWN] * 3
+        if follower.steps:
+            step_s = follower.mean("step_s") or 1.0
+            shares = (follower.mean("compute_s", "data_s") / step_s, follower.mean("exposed_s") / step_s)
+            cells = [f"{follower.steps[-1]['step']:,}", *map(percent, shares)]
+        for name, (_, show) in known.items():
+            value = follower.last["usage"].get(name)
+            cells.append(show(float(value)) if isinstance(value, int | float) else UNKNOWN)
+        table.add_row(str(rank), *cells)
     return table
 
 
@@ -323,19 +312,22 @@ def _describe_machine(start: dict[str, Any]) -> str:
     return f"{where}; cores {percent(psutil.cpu_percent() / 100)}, memory {size(memory.used)} of {size(memory.total)}"
 
 
-def draw_sparkline(values: list[float | None], columns: int) -> str:
-    known = [v for v in values if v is not None and math.isfinite(v)]
+def draw_sparkline(values: Iterable[float | None], columns: int) -> str:
+    known = _select_finite(values)
     if not known:
         return ""
-    width = max(1, math.ceil(len(known) / columns))
-    means = [_mean(known[i : i + width]) for i in range(0, len(known), width)]
+    means = [_mean(some) for some in split_stretches(known, columns)]
     low, high = min(means), max(means)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(BLOCKS[round((m - low) * scale)] for m in means)
 
 
-def _mean(values: Any) -> float:
-    found = [float(v) for v in values if v is not None and math.isfinite(v)]
+def _select_finite(values: Iterable[float | None]) -> list[float]:
+    return [v for v in values if v is not None and math.isfinite(v)]
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    found = _select_finite(values)
     return sum(found) / len(found) if found else 0.0
 
 
@@ -346,65 +338,62 @@ LOOPBACK = "127.0.0.1"
 
 def render_watch_page(view: LiveView) -> str:
     """Render loss, throughput, what each rank uses and the last events; the page reloads itself until the run ends."""
-    main = view.ranks[0] if view.ranks else EventFollower(view.run.events_file(0))
-    ended = bool(main.end)
-    made = f"{time.strftime('%Y-%m-%d %H:%M:%S')}" + ("" if ended else f", again every {REFRESH_S} s")
-    head = PageHead(view.run.name, describe_progress(view, main), made=made, refresh=0 if ended else REFRESH_S)
-    tables = [table for table in (build_ranks_table(view), _build_events_table(main)) if table.rows]
-    return render_page(
-        head, _build_live_charts(view, main), tables, parts={"": ("loss", "rate", "use", "ranks", "events")}
-    )
+    ended = bool(view.main.end)
+    made = time.strftime("%Y-%m-%d %H:%M:%S") + ("" if ended else f", again every {REFRESH_S} s")
+    head = PageHead(view.run.name, describe_progress(view), made=made, refresh=0 if ended else REFRESH_S)
+    tables = [table for table in (build_ranks_table(view), _build_events_table(view.main)) if table.rows]
+    parts = {"": ("loss", "rate", "use", "ranks", "events")}
+    return render_page(head, _build_live_charts(view), tables, parts=parts)
 
 
-def describe_progress(view: LiveView, main: EventFollower) -> list[str]:
+def describe_progress(view: LiveView) -> list[str]:
     """Return the state of a run: its progress, loss and speed, its last evaluation."""
+    main, step_s = view.main, view.step_s
     if not main.steps:
         return [f"{view.status}: waiting for the first step"]
-    step_s = view.step_s
     rate = f"{number(main.mean('batch') / step_s, 3)} samples/s, " if step_s else ""
     lines = [f"{view.status}: {view.place}"]
     lines.append(f"loss {number(main.steps[-1].get('loss'))}; {rate}{duration(step_s)} per step")
-    if main.evaluation:
-        metrics, at = format_metrics(extract_metrics(main.evaluation)), main.evaluation.get("step") or 0
-        poor = describe_baseline(main.evaluation)
-        lines.append(f"evaluation at step {at:,}: {metrics}" + (f"; {poor}" if poor else ""))
+    if evaluation := main.last["evaluate"]:
+        metrics, poor = format_metrics(extract_metrics(evaluation)), describe_baseline(evaluation)
+        lines.append(f"evaluation at step {evaluation.get('step') or 0:,}: {metrics}" + (f"; {poor}" if poor else ""))
     return lines
 
 
-def _build_live_charts(view: LiveView, main: EventFollower) -> list[Chart]:
-    loss = [(step["step"], step.get("loss")) for step in main.steps]
-    rate = [(step["step"], step.get("batch", 0) / step["step_s"]) for step in main.steps if step.get("step_s")]
-    use, label = [], ""
-    for name, scale, words in (("device_share", 100.0, "% of the device"), ("cores", 1.0, "cores")):
-        use = [
-            {
-                "name": f"rank {rank}",
-                "points": _thin([(e.get("step") or 0, scale * e[name]) for e in follower.used if name in e]),
-            }
-            for rank, follower in enumerate(view.ranks)
-        ]
-        if label := words if any(len(line["points"]) > 1 for line in use) else "":
-            break
+def _build_live_charts(view: LiveView) -> list[Chart]:
+    steps = view.main.steps
+    losses = [(step["step"], step.get("loss")) for step in steps]
+    rates = [(step["step"], step.get("batch", 0) / step["step_s"]) for step in steps if step.get("step_s")]
     charts = [
-        Chart("loss", "Loss", "Training loss.", {"lines": [{"name": "loss", "points": _thin(loss)}]}, (), tall=True),
-        _build_chart("rate", "Throughput", "samples/s", [{"name": "samples/s", "points": _thin(rate)}]),
-        _build_chart("use", "What each rank uses", label, use if label else []),
+        _build_chart("loss", "Loss", "", {"loss": losses}),
+        _build_chart("rate", "Throughput", "samples/s", {"samples/s": rates}),
+        _chart_use(view, "device_share", 100.0, "% of the device") or _chart_use(view, "cores", 1.0, "cores"),
     ]
-    return [chart for chart in charts if any(len(line["points"]) > 1 for line in chart.data["lines"])]
+    return [chart for chart in charts if chart is not None]
 
 
-def _build_chart(name: str, title: str, label: str, lines: Sequence[dict[str, Any]]) -> Chart:
-    return Chart(
-        name, title, f"{title}, {label}." if label else "", {"lines": lines, "label": label, "from_zero": True}, ()
-    )
+def _chart_use(view: LiveView, name: str, scale: float, label: str) -> Chart | None:
+    points = {
+        f"rank {rank}": [(event.get("step") or 0, scale * event[name]) for event in follower.used if name in event]
+        for rank, follower in enumerate(view.ranks)
+    }
+    return _build_chart("use", "What each rank uses", label, points)
 
 
-def _thin(points: Sequence[tuple[int, float | None]]) -> list[list[float]]:
+def _build_chart(name: str, title: str, label: str, points: Mapping[str, Sequence[Point]]) -> Chart | None:
+    lines = [{"name": line, "points": _thin(some)} for line, some in points.items()]
+    if all(len(line["points"]) < 2 for line in lines):
+        return None
+    if name == "loss":
+        return Chart(name, title, "Training loss.", {"lines": lines}, (), tall=True)
+    return Chart(name, title, f"{title}, {label}.", {"lines": lines, "label": label, "from_zero": True}, ())
+
+
+def _thin(points: Sequence[Point]) -> list[list[float]]:
     """Return the means of at most `MAX_POINTS` stretches."""
     known = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
-    width = max(1, math.ceil(len(known) / MAX_POINTS))
-    groups = [known[i : i + width] for i in range(0, len(known), width)]
-    return [[group[-1][0], round_digits(sum(value for _, value in group) / len(group))] for group in groups]
+    groups = split_stretches(known, MAX_POINTS)
+    return [[group[-1][0], round_digits(_mean(value for _, value in group))] for group in groups]
 
 
 def _build_events_table(main: EventFollower) -> Table:
@@ -413,10 +402,9 @@ def _build_events_table(main: EventFollower) -> Table:
         at = time.strftime("%H:%M:%S", time.localtime(float(event.get("t") or 0)))
         step = f"step {event['step']:,}" if isinstance(event.get("step"), int) else ""
         metrics = format_metrics(extract_metrics(event)) if event["kind"] == "evaluate" else ""
-        more = (
-            event.get("text") or event.get("why") or metrics or (event.get("status") if event["kind"] == "end" else "")
-        )
-        table.add_row(at, event["kind"], ", ".join(filter(None, (step, str(more or "")))))
+        status = event.get("status") if event["kind"] == "end" else ""
+        more = event.get("text") or event.get("why") or metrics or status or ""
+        table.add_row(at, event["kind"], ", ".join(filter(None, (step, str(more)))))
     return table
 
 
@@ -442,9 +430,8 @@ def start_server(port: int, render: Callable[[], str]) -> int:
     try:
         server = ThreadingHTTPServer((LOOPBACK, port), Handler)
     except (OSError, OverflowError):
-        raise option_error(
-            "--serve", f"port {port} is not free here; give another, as  --serve 8001", "unavailable"
-        ) from None
+        problem = f"port {port} is not free here; give another, as  --serve 8001"
+        raise option_error("--serve", problem, "unavailable") from None
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return int(server.server_address[1])

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -75,20 +75,9 @@ LEAST_BAR, MOST_BAR = 5, 24
 MARK_S = 0.1
 NOTEBOOK = "JPY_PARENT_PID"  # set in the kernel of a notebook, and in the ranks that it starts
 SHARES = ("compute", "data", "exposed")
-LIVE = (
-    (LEAST_BAR, "percent step epoch rate loss when shares"),
-    (LEAST_BAR, "percent step rate loss when shares"),
-    (LEAST_BAR, "percent step short_rate loss when shares"),
-    (0, "percent step short_rate loss when shares"),
-    (LEAST_BAR, "percent step rate loss when"),
-    (0, "percent short_rate loss when"),
-    (0, "percent when"),
-    (0, "percent"),
-)
-"""Forms of the line from long to short: least columns of its bar, and parts."""
-PLAIN = tuple((0, parts) for _, parts in LIVE)
-Part = tuple[str, str]
-"""Text and style."""
+STYLES = {"percent": "bold", "rate": "cyan", "loss": "green", "shares": "dim"}
+DROPPED = ("epoch", "shares", "loss", "step", "rate", "when")
+"""Parts of the line in the order in which a narrow terminal loses them."""
 
 
 class Progress:
@@ -99,14 +88,14 @@ class Progress:
     ) -> None:
         """`total`, `done`: samples of the run, and of those before it was resumed."""
         self.total, self.pauses = total, pauses
+        self.stream = stream if stream is not None else sys.stdout
         self._evaluate_s: float | None = None
         self._checkpoint_s, self._ended = 0.0, False
-        self.stream = stream if stream is not None else sys.stdout
         self._pace = _Pace(done)
-        self._event: Mapping[str, Any] | None = None
+        self._event: Mapping[str, Any] = {}
+        self._shown: Mapping[str, Any] | None = self._event
         self._loss: float | None = None
         self._began = self._drawn = time.monotonic()
-        self._shown: Mapping[str, Any] | None = None
         self._live = _open_live(self.stream)
         self._redraws = NOTEBOOK in os.environ and not self.stream.isatty()
         self._drawn_width = 0  # of the line that a notebook replaces
@@ -116,13 +105,12 @@ class Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._event is not self._shown:
+        if self._event and self._event is not self._shown:
             self._draw_line(time.monotonic())
-        if self._live is not None and self._live.is_started:
-            with self._ignore_closed_stream():
+        with self._ignore_closed_stream():
+            if self._live is not None and self._live.is_started:
                 self._live.stop()
-        if self._drawn_width:
-            with self._ignore_closed_stream():
+            if self._drawn_width:
                 self.stream.write("\n")
 
     def step(self, event: Mapping[str, Any]) -> None:
@@ -134,7 +122,7 @@ class Progress:
         self.total = event.get("of_samples", self.total)  # a fit learns its length as it converges
         log_s = min(LINE_MOST_S, max(LINE_S, (now - self._began) / 50))  # the log of a long run stays readable
         every_s = REDRAW_S if self._redraws or self._live is not None else log_s
-        if self._shown is None or now - self._drawn >= every_s:
+        if not self._shown or now - self._drawn >= every_s:
             self._draw_line(now)
 
     def say(self, text: str) -> None:
@@ -177,36 +165,49 @@ class Progress:
             seconds += self.pauses.evaluations(step) * each_s + self.pauses.checkpoints(step) * self._checkpoint_s
         return seconds
 
+    def _format_parts(self, now: float) -> dict[str, str]:
+        """Return what the line says, by name; a part without a value is left out."""
+        event, pace, loss = self._event, self._pace, self._loss
+        step, epoch = int(event.get("step", 0)), event.get("epoch") if "of_samples" not in event else None
+        left = clock(self._left_s(step)) if pace.rate > 0 else "?"
+        going = self.total > pace.samples and not self._ended
+        parts = {
+            "percent": f"{math.floor(100 * self._done_share):3} %",
+            "step": f"step {step:,}",
+            "epoch": f"epoch {epoch + 1:,}" if epoch is not None else "",
+            "rate": f"{number(pace.rate, 3)} samples/s",
+            "loss": f"loss {loss:.4f}" if loss and 1e-3 <= abs(loss) < 1e4 else f"loss {number(loss)}",
+            "when": f"eta {left}" if going else f"took {clock(now - self._began)}",
+            "shares": " ".join(f"{name} {percent(share)}" for name, share in pace.shares().items()),
+        }
+        return {name: text for name, text in parts.items() if text}
+
+    @property
+    def _done_share(self) -> float:
+        return min(1.0, self._pace.samples / self.total) if self.total > 0 else 1.0
+
     def _draw_line(self, now: float) -> None:
-        event = self._event
-        assert event is not None
-        self._drawn, self._shown = now, event
-        pace = self._pace
-        rest = self.total - pace.samples
-        left = clock(self._left_s(int(event.get("step", 0)))) if pace.rate > 0 else "?"
-        when = f"eta {left}" if rest > 0 and not self._ended else f"took {clock(now - self._began)}"
-        done = min(1.0, pace.samples / self.total) if self.total > 0 else 1.0
-        place = int(event.get("step", 0)), event.get("epoch") if "of_samples" not in event else None
-        parts = _format_parts(done, place, pace.rate, self._loss, when, pace.shares())
-        if self._live is None:
-            width = min(COLUMNS, shutil.get_terminal_size().columns) if self.stream.isatty() else COLUMNS
-            line = "  ".join(text for text, _ in _choose_form(parts, PLAIN, width)[1])
-            if not self._redraws:
-                self.say(line)
-                return
+        self._drawn, self._shown = now, self._event
+        parts = self._format_parts(now)
+        if self._live is not None:
+            console = self._live.console
+            signs = "━─" if console.encoding.lower().startswith("utf") else "=-"
+            text = _render_line(parts, self._done_share, min(COLUMNS, console.width - 1), signs)
             with self._ignore_closed_stream():
-                self.stream.write("\r" + to_encodable(line, self.stream.encoding).ljust(self._drawn_width))
-                self.stream.flush()
-            self._drawn_width = len(line)
+                if not self._live.is_started:
+                    self._live.start()
+                    console.show_cursor(True)  # a killed run must not leave a terminal without one
+                self._live.update(text, refresh=True)
             return
-        console = self._live.console
-        signs = "━─" if console.encoding.lower().startswith("utf") else "=-"
-        text = _render_line(parts, done, min(COLUMNS, console.width - 1), signs)
+        width = min(COLUMNS, shutil.get_terminal_size().columns) if self.stream.isatty() else COLUMNS
+        line = "  ".join(_drop_parts(parts, width).values())
+        if not self._redraws:
+            self.say(line)
+            return
         with self._ignore_closed_stream():
-            if not self._live.is_started:
-                self._live.start()
-                console.show_cursor(True)  # a killed run must not leave a terminal without one
-            self._live.update(text, refresh=True)
+            self.stream.write("\r" + to_encodable(line, self.stream.encoding).ljust(self._drawn_width))
+            self.stream.flush()
+        self._drawn_width = len(line)
 
     @contextlib.contextmanager
     def _ignore_closed_stream(self) -> Iterator[None]:
@@ -252,49 +253,31 @@ class _Pace:
         return {name: spent[f"{name}_s"] / spent["step_s"] for name in names} if spent["step_s"] > 0 else {}
 
 
-def _format_parts(
-    done: float, place: tuple[int, int | None], rate: float, loss: float | None, when: str, shares: Mapping[str, float]
-) -> dict[str, Part]:
-    step, epoch = place
-    return {
-        "percent": (f"{math.floor(100 * done):3} %", "bold"),
-        "step": (f"step {step:,}", ""),
-        "epoch": (f"epoch {epoch + 1:,}" if epoch is not None else "", ""),
-        "rate": (f"{number(rate, 3)} samples/s", "cyan"),
-        "short_rate": (f"{number(rate, 3)}/s", "cyan"),
-        "loss": (f"loss {loss:.4f}" if loss and 1e-3 <= abs(loss) < 1e4 else f"loss {number(loss)}", "green"),
-        "when": (when, ""),
-        "shares": (" ".join(f"{name} {percent(share)}" for name, share in shares.items()), "dim"),
-    }
-
-
-def _choose_form(parts: Mapping[str, Part], choices: Iterable[tuple[int, str]], width: int) -> tuple[int, list[Part]]:
-    """Return the least bar and the parts of the first form that fits, or of the last."""
-    bar, found = 0, []
-    for bar, names in choices:
-        found = [parts[name] for name in names.split() if parts[name][0]]
-        if _measure_parts(found) + bar <= width:
+def _drop_parts(parts: Mapping[str, str], width: int) -> dict[str, str]:
+    kept = dict(parts)
+    for name in DROPPED:
+        if _measure_parts(kept) <= width:
             break
-    return bar, found
+        kept.pop(name, None)
+    return kept
 
 
-def _render_line(parts: Mapping[str, Part], done: float, width: int, signs: str) -> "Text":
+def _measure_parts(parts: Mapping[str, str]) -> int:
+    return sum(len(text) + 2 for text in parts.values()) - 2
+
+
+def _render_line(parts: Mapping[str, str], done: float, width: int, signs: str) -> "Text":
     from rich.text import Text
 
-    least_bar, (percent, *rest) = _choose_form(parts, LIVE, width - 1)
+    kept = _drop_parts(parts, width - 1)
     text = Text(no_wrap=True, overflow="crop")
-    text.append(*percent)
-    if least_bar:
-        room = min(MOST_BAR, width - 1 - _measure_parts([percent, *rest]))
-        filled = math.floor(done * room)
-        text.append(" ").append(signs[0] * filled, "cyan").append(signs[1] * (room - filled), "dim")
-    for part, style in rest:
-        text.append("  ").append(part, style)
+    room = min(MOST_BAR, width - 2 - _measure_parts(kept))
+    for name, part in kept.items():
+        text.append("  " * (name != "percent")).append(part, STYLES.get(name, ""))
+        if name == "percent" and room >= LEAST_BAR:
+            filled = math.floor(done * room)
+            text.append(" ").append(signs[0] * filled, "cyan").append(signs[1] * (room - filled), "dim")
     return text
-
-
-def _measure_parts(parts: list[Part]) -> int:
-    return sum(len(text) + 2 for text, _ in parts) - 2
 
 
 def _open_live(stream: TextIO) -> "Live | None":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.io.files import from_flat, read_json
-from paceline.io.format import duration, format_metrics, number, percent, size, to_encodable
+from paceline.io.format import duration, format_metrics, number, percent, plural, size, to_encodable
 from paceline.io.terminal import COLUMNS
 from paceline.runlog.events import extract_metrics
 from paceline.runlog.timers import TIMES
@@ -44,8 +44,7 @@ def read_class_results(event: Event) -> list[ClassResult]:
     columns: list[Any] = [event.get(name) for name in EACH]
     if not all(isinstance(column, list | tuple) for column in columns):
         return []
-    rows = list(zip(*columns, strict=False))
-    names = event.get("classes") or ()
+    rows, names = list(zip(*columns, strict=False)), event.get("classes") or ()
     if len(names) != len(rows):  # of a workload that names none, or not all of them
         names = range(len(rows))
     return [ClassResult(str(name), *values) for name, values in zip(names, rows, strict=True)]
@@ -76,7 +75,7 @@ def _most_frequent_class(event: Mapping[str, Any]) -> str:
 LAST = 10  # steps whose losses are averaged; a fifth of a run of fewer than 50
 AVERAGED = (*TIMES, "load_s", "batch", "tokens")
 FEW_STEPS = 5
-SHARES = ("compute", "data", "exposed", "other", "comm")  # parts of a step; comm overlaps the others
+SHARES = ("compute", "data", "exposed", "other")  # parts of a step
 
 
 @dataclass(frozen=True)
@@ -150,10 +149,12 @@ def compute_summary(
     apart = spec.parallel.reduce in ("local_sgd", "diloco")
     compiled = [step for step in steps if step.get("compiled")]
     steady = average_rounds(drop_warmup_steps(steps), max(workers, spec.parallel.local_steps if apart else 1))
-    losses = [step["loss"] for step in steps if _is_number(step.get("loss")) and not step.get("skipped")]
-    samples = int(steps[-1]["samples"]) if steps else 0
-    in_steps_s = math.fsum(_list_numbers(steps, "step_s"))
+    losses = _list_numbers([step for step in steps if not step.get("skipped")], "loss")
     last = losses[-max(1, min(LAST, len(losses) // 5)) :]
+    newest = steps[-1] if steps else {"samples": 0, "step": 0}
+    samples = int(newest["samples"])
+    in_steps_s = math.fsum(_list_numbers(steps, "step_s"))
+    numbers = {name: _list_numbers(steady, name) for name in TIMES}
     return Summary(
         name=spec.name,
         status=status,
@@ -161,7 +162,7 @@ def compute_summary(
         ranks=spec.parallel.ranks,
         trained=TrainingTotals(
             samples=samples,
-            steps=int(steps[-1]["step"]) if steps else 0,
+            steps=int(newest["step"]),
             skipped_steps=sum(bool(step.get("skipped")) for step in steps),
             epochs=round(samples / epoch_samples, 6) if epoch_samples else None,
         ),
@@ -174,8 +175,8 @@ def compute_summary(
         loss_first=losses[0] if losses else None,
         loss_last=statistics.fmean(last) if last else None,
         loss_last_steps=max(1, len(last)),
-        median={name: _compute_median(_list_numbers(steady, name)) for name in TIMES},
-        mean={name: statistics.fmean(n) if (n := _list_numbers(steady, name)) else None for name in TIMES},
+        median={name: _compute_median(known) for name, known in numbers.items()},
+        mean={name: statistics.fmean(known) if known else None for name, known in numbers.items()},
         share=_shares(steady),
     )
 
@@ -214,13 +215,13 @@ def find_score(summary: Summary | None) -> Score | None:
     if summary is None:
         return None
     evaluation = summary.evaluation
-    metrics: dict[str, Any] = dict(evaluation.best or evaluation.metrics)
+    metrics: Mapping[str, Any] = evaluation.best or evaluation.metrics
     wanted = evaluation.score or next((name for name in USUAL_SCORES if name.removeprefix("-") in metrics), "")
-    value = metrics.get(wanted.removeprefix("-"))
-    if not wanted or not _is_number(value):
+    name = wanted.removeprefix("-")
+    if not _is_number(metrics.get(name)):
         return None
     step = metrics.get("step") if evaluation.best else summary.trained.steps
-    return Score(wanted.removeprefix("-"), float(value or 0), step, wanted.startswith("-"))
+    return Score(name, float(metrics[name]), step, name != wanted)
 
 
 def describe_result(summary: Summary) -> str:
@@ -228,9 +229,9 @@ def describe_result(summary: Summary) -> str:
     score = find_score(summary)
     if score is None:
         return ""
-    event = {**summary.evaluation.metrics, **summary.evaluation.arrays}
+    event = {**summary.evaluation.metrics, **summary.evaluation.arrays, score.name: score.value}
     text = f"{score.name} {number(score.value)} ({'lower' if score.less_is_better else 'higher'} is better)"
-    accuracy, majority = score.value if score.name == "accuracy" else event.get("accuracy"), event.get("majority")
+    accuracy, majority = event.get("accuracy"), event.get("majority")
     if accuracy is None or majority is None:
         return text
     guess = f"always predicting {_most_frequent_class(event)}"
@@ -265,15 +266,9 @@ def print_summary(summary: Summary, console: "Console") -> None:
 
 
 def _iter_rows(summary: Summary) -> Iterable[tuple[str, str]]:
-    evaluation, score = summary.evaluation, find_score(summary)
+    evaluation = summary.evaluation
     if evaluation.metrics:
-        shown = dict(evaluation.metrics)
-        at_end = score and score.value == shown.get(score.name)
-        if score and at_end:
-            del shown[score.name]
-        shown.pop("majority", None)
-        when = f"; best at step {score.step:,}" if score and not at_end and score.step is not None else ""
-        yield "evaluation", (format_metrics(shown) + _describe_evaluated(evaluation, when)).lstrip()
+        yield "evaluation", _describe_evaluation(evaluation, find_score(summary))
     classes = [result for result in read_class_results(evaluation.arrays) if result.f1 is not None]
     if len(classes) > 1:
         low, *_, high = sorted(classes, key=lambda result: result.f1 or 0)
@@ -282,43 +277,50 @@ def _iter_rows(summary: Summary) -> Iterable[tuple[str, str]]:
         first, last = number(summary.loss_first), number(summary.loss_last)
         of = f"on average of the last {summary.loss_last_steps}" if summary.loss_last_steps > 1 else "in the last"
         yield "loss", f"{first} in the first step, {last} {of}"
-    model = f"; {summary.parameters:,} parameters" if summary.parameters is not None else ""
-    yield "trained", _describe_trained(summary.trained) + model
+    yield "trained", _describe_trained(summary.trained, summary.parameters)
     yield "layout", summary.layout
     if summary.differs_from:
         yield "answer", _describe_difference(summary.differs_from)
     if speed := _describe_speed(summary):
         yield "speed", speed
     if summary.compiled_steps:
-        steps = f"{summary.compiled_steps} step{'s' * (summary.compiled_steps > 1)}"
-        yield "compiling", f"{steps} took {duration(summary.compiled_s)}, excluded from speed and medians"
+        steps, took = plural(summary.compiled_steps, "step"), duration(summary.compiled_s)
+        yield "compiling", f"{steps} took {took}, excluded from speed and medians"
     if peaks := summary.peak_bytes_per_rank:
         of = f", the most of {len(peaks)} ranks" if len(peaks) > 1 else ""
         yield "memory", f"{size(max(peaks))} at its peak{of}"
 
 
-def _describe_trained(trained: TrainingTotals) -> str:
+def _describe_trained(trained: TrainingTotals, parameters: int | None) -> str:
     epochs = f", {number(trained.epochs)} epoch{'s' * (trained.epochs != 1)}" if trained.epochs is not None else ""
     skipped = f", {trained.skipped_steps:,} steps skipped, not finite" if trained.skipped_steps else ""
-    return f"{trained.samples:,} samples, {trained.steps:,} steps{epochs}{skipped}"
+    model = f"; {parameters:,} parameters" if parameters is not None else ""
+    return f"{trained.samples:,} samples, {trained.steps:,} steps{epochs}{skipped}{model}"
 
 
-def _describe_evaluated(evaluation: Evaluation, when: str) -> str:
-    if not evaluation.evaluated:
-        return f"  ({when[2:]})" if when else ""
-    of = f" of {evaluation.held_out:,}" if evaluation.held_out and evaluation.held_out > evaluation.evaluated else ""
-    return f"  ({evaluation.evaluated:,}{of} samples{when})"
+def _describe_evaluation(evaluation: Evaluation, score: Score | None) -> str:
+    """Return the metrics beside the score, of how many samples they are, and when the score was best."""
+    shown, about = dict(evaluation.metrics), []
+    shown.pop("majority", None)
+    if count := evaluation.evaluated:
+        of = f" of {evaluation.held_out:,}" if (evaluation.held_out or 0) > count else ""
+        about.append(f"{count:,}{of} samples")
+    if score is not None and score.value == evaluation.metrics.get(score.name):
+        del shown[score.name]
+    elif score is not None and score.step is not None:
+        about.append(f"best at step {score.step:,}")
+    return "  ".join(filter(None, (format_metrics(shown), f"({'; '.join(about)})" if about else "")))
 
 
 def _describe_speed(summary: Summary) -> str:
     """Return the median rates and step, and the parts of the mean step, which add up."""
     rates = {"samples": summary.samples_per_s, "tokens": summary.tokens_per_s}
     text = ", ".join(f"{number(rate, 3)} {unit}/s" for unit, rate in rates.items() if rate)
-    step_s, share = summary.median.get("step_s"), {**dict.fromkeys(SHARES), **summary.share}
-    if step_s is None:
+    if (step_s := summary.median.get("step_s")) is None:
         return text
-    parts = [f"{percent(part)} {name}" for name in SHARES[:4] if (part := share[name] or 0.0) >= 0.005]
-    if share["comm"] and (hidden := 1 - (share["exposed"] or 0.0) / share["comm"]) >= 0.005:
+    share = {name: summary.share.get(name) or 0.0 for name in (*SHARES, "comm")}
+    parts = [f"{percent(share[name])} {name}" for name in SHARES if share[name] >= 0.005]
+    if share["comm"] and (hidden := 1 - share["exposed"] / share["comm"]) >= 0.005:
         parts.append(f"{percent(hidden)} of communication hidden")
     return f"{text}; {duration(step_s)} per step" + (f": {', '.join(parts)}" if parts else "")
 

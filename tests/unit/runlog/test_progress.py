@@ -114,11 +114,12 @@ def test_going_back_starts_a_new_window(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("rate", [1e-3, 1.0, 1234.5, 9.9e6])
 @pytest.mark.parametrize("width", [1, 20, 40, 79, 99, 100])
 def test_a_live_line_fits(rate: float, width: int) -> None:
-    shares = {"compute": 0.9, "data": 0.01, "exposed": 1.0}
-    for done in (0.0, 0.5, 1.0):
-        parts = module._format_parts(done, (1_234_567, 12), rate, 123.4567, "eta 23:59:59", shares)
-        assert module._render_line(parts, done, width, "━─").cell_len <= max(width, 5)
-        assert len("  ".join(text for text, _ in module._choose_form(parts, module.PLAIN, 100)[1])) <= 100
+    for done in (0, 500, 1000):
+        progress = Progress(1000, stream=io.StringIO())
+        progress.step(step(1_234_567, samples=done, epoch=12, step_s=100 / rate))
+        parts = progress._format_parts(1000.0)
+        assert module._render_line(parts, done / 1000, width, "━─").cell_len <= max(width, 5)
+        assert len("  ".join(module._drop_parts(parts, 100).values())) <= 100
 
 
 def test_an_unusual_stream_does_not_end_the_run() -> None:
