@@ -60,6 +60,15 @@ def make_run(out, name="made", ranks=1, steps=60, step_s=0.1, comm=0.1, seed=0, 
     return run.path
 
 
+def change_events(path, change):
+    """Replace each event of the main rank by what `change` makes of it, an event or several; return the run."""
+    file = path / "events" / "rank0.jsonl"
+    found = [change(event) for event in map(json.loads, file.read_text().splitlines())]
+    events = [event for some in found for event in (some if isinstance(some, list) else [some])]
+    file.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
 def make_measurement(folder, steps_s=None, repeats=3, kind="strong", price=2.5):
     """As `paceline measure` leaves it, with one row that failed."""
     steps_s = steps_s or {1: 0.100, 2: 0.058, 4: 0.037}

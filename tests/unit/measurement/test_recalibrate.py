@@ -79,27 +79,21 @@ def test_the_nearest_row_that_says_something_counts():
 
 
 def test_the_command_and_what_a_plan_says_of_it(measured, file, ask, tmp_path):
-    spec = measured / "1-rank-1" / "spec.yaml"
-    for words, code in (
-        (["calibrate", "--from", measured, "--out", file], 0),
-        (["plan", spec, "--calibration", file], 0),
-        (["calibrate", "--from", measured, "--out", tmp_path / "none.json"], 2),
-    ):
-        answer = ask(*words)
-        assert (answer.code, answer.err.count("\n")) == (code, code // 2), answer.err
-        assert ("corrected by" in answer.out) == (code == 0)
+    calibrated = ask("calibrate", "--from", measured, "--out", file)
+    planned = ask("plan", measured / "1-rank-1" / "spec.yaml", "--calibration", file)
+    for answer in (calibrated, planned):
+        assert (answer.code, "corrected by" in answer.out) == (0, True)
+    assert ask("calibrate", "--from", measured, "--out", tmp_path / "none.json").code == 2
 
 
 def test_what_cannot_be(measured, file, tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        update_calibration(tmp_path / "gone", file)
     values = read_json(file)
     write_json(file, {**values, "host": "elsewhere"})
     with expect_error("conflict"):
         update_calibration(measured, file)
     for rows in ([], [{"ranks": 1, "compute": -1, "communication": None}], [{"ranks": 1}], [3]):
         write_json(file, {**values, "correction": {"origin": "m", "date": "d", "rows": rows}})
-        with pytest.raises(UserError, match="is damaged"):
+        with expect_error("damaged"):
             read_calibration(file)
     write_json(file, values)
     gpu = tmp_path / "gpu"

@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 from paceline.errors import RunFailed
-from paceline.runlog.events import EventWriter, extract_metrics, read_event_lines, read_events, read_steps
+from paceline.runlog.events import (
+    EventWriter,
+    drop_undone_steps,
+    extract_metrics,
+    read_event_lines,
+    read_events,
+    read_steps,
+)
 from paceline.runlog.machine import describe_environment
 
 TIMES = {"step_s": 0.0123456, "data_s": 0.000123, "compute_s": 0.011, "comm_s": 0.002, "exposed_s": 0.001}
@@ -109,6 +116,8 @@ def test_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
     with EventWriter(file) as events:  # its resume event was lost
         events.write("step", step=2)
     assert [step["step"] for step in read_steps(file)] == [1, 2]
+    again = [{"kind": "evaluate", "step": 10}, {"kind": "evaluate", "step": 20}, {"kind": "resume", "step": 15}]
+    assert drop_undone_steps(again, "evaluate") == again[:1]
 
 
 def test_a_kill_loses_only_what_was_held(tmp_path: Path) -> None:

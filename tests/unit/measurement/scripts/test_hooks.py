@@ -50,26 +50,16 @@ def stepped(ends, *optimizers):
     return found
 
 
-def test_one_optimizer_after_another_is_no_turn():
+def test_optimizers_in_turn_are_told_apart():
     first, second = Adam(), Adam()
     ends = StepTracker()
+    for optimizer in (first, second):
+        ends.start(optimizer)  # and an exception, which the script caught
     assert stepped(ends, first, first, second, second) == [True] * 4
     with pytest.raises(SeveralOptimizers) as several:
         stepped(ends, first)
     assert several.value.args == (["Adam", "Adam-2"], "Adam-2")
-
-
-def test_a_named_optimizer_ends_steps():
-    first, second = Adam(), Adam()
     assert stepped(StepTracker("Adam-2"), first, second, first, second) == [False, True, False, True]
-
-
-def test_a_step_that_was_not_ended_is_forgotten():
-    outer, inner = Adam(), Adam()
-    ends = StepTracker()
-    ends.start(outer)
-    ends.start(inner)  # and an exception, which the script caught
-    assert stepped(ends, outer) == [True]
 
 
 def test_a_process_without_torch_is_left_alone_and_another_sitecustomize_has_its_turn(tmp_path):
