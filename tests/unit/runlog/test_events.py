@@ -38,26 +38,28 @@ def test_events_come_back_in_order(tmp_path: Path) -> None:
     start, step = read_events(file)
     assert (start["kind"], start["host"], start["argv"]) == ("start", "é\nx", ["a", "b"])
     assert before - 1e-5 <= start["t"] <= time.time()
-    assert start["t"] == round(start["t"], 6)
     assert {key: step[key] for key in STEP} == STEP
     assert list(read_events(file, "step")) == [step]
-    assert file.read_text().count("\n") == 2
 
 
 def test_steps_are_held_until_flush_and_other_events_take_them_along(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
+
+    def written() -> list[str]:
+        return [event["kind"] for event in read_events(file)]
+
     events = EventWriter(file)
     events.write("step", step=1)
-    assert list(read_events(file)) == []
+    assert written() == []
     events.flush()
-    assert len(list(read_events(file))) == 1
     events.write("step", step=2)
+    assert written() == ["step"]
     events.write("checkpoint", step=2)
-    assert [event["kind"] for event in read_events(file)] == ["step", "step", "checkpoint"]
     events.write("step", step=3)
+    assert written() == ["step", "step", "checkpoint"]
     events.close()
     events.close()
-    assert len(list(read_events(file))) == 4
+    assert len(written()) == 4
 
 
 def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
@@ -73,29 +75,24 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
 def test_a_torn_line_is_healed_and_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"kind":"step","t":1.0,"step":1}\n{"kind":"step","t":2.0,"st')
-    assert [event["step"] for event in read_events(file)] == [1]
     with EventWriter(file) as events:
         events.write("resume", step=1)
-    with EventWriter(file) as events:
-        events.write("step", step=2)
-    assert [(event["kind"], event["step"]) for event in read_events(file)] == [("step", 1), ("resume", 1), ("step", 2)]
+    assert [(event["kind"], event["step"]) for event in read_events(file)] == [("step", 1), ("resume", 1)]
     assert "\n\n" not in file.read_text()
-
-
-def test_events_that_would_go_nowhere_are_a_failure(tmp_path: Path) -> None:
-    events = EventWriter(tmp_path / "a.jsonl")
-    events.write("start")
-    (tmp_path / "a.jsonl").unlink()
-    with pytest.raises(RunFailed, match=r"a\.jsonl was removed"):
-        events.write("resume")
-
-
-def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
     good = b'{"kind":"step","step":1}\n'
     file.write_bytes(b'\x00\x00\n\xff\xfe{"kind"\n[1]\n12\n{}\n\n' + b"[" * 100_000 + b"\n" + good + b'{"kind":"end"}')
     assert [event["kind"] for event in read_events(file)] == ["step", "end"]
     assert read_steps(tmp_path / "rank7.jsonl") == [], "of a rank that wrote nothing"
+
+
+def test_events_that_would_go_nowhere_are_a_failure(tmp_path: Path) -> None:
+    events = EventWriter(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(RunFailed, match=r"a\.jsonl was removed"):
+        events.write("resume")
+    if os.path.exists("/dev/full"):
+        with pytest.raises(RunFailed, match="/dev/full: No space left"):
+            EventWriter(Path("/dev/full")).write("start")
 
 
 def test_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
@@ -134,14 +131,6 @@ def test_a_kill_loses_only_what_was_held(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
     assert len(read_steps(file)) == 100
-
-
-def test_a_full_disk_is_said_in_words() -> None:
-    if not os.path.exists("/dev/full"):
-        pytest.skip("needs /dev/full")
-    events = EventWriter(Path("/dev/full"))
-    with pytest.raises(RunFailed, match="/dev/full: No space left"):
-        events.write("start")
 
 
 def test_of_a_long_file_no_spike_and_no_other_event_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
