@@ -13,6 +13,7 @@ import paceline
 from paceline.config import DEFAULT, RunSpec, build_spec, load
 from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
+from results import expect_error
 
 EVERYTHING = yaml.safe_load("""
 name: all-2.0_x
@@ -53,19 +54,16 @@ def test_every_field_survives(tmp_path: Path) -> None:
     assert run.spec() == spec
     assert run.spec().dump() == spec.dump()
     assert load(run.spec_file).dump() == spec.dump()
-
-
-@pytest.mark.parametrize("changed", [{}, {"train.lr": 0.1}])
-def test_defaults_and_a_spec_made_in_python_survive(tmp_path: Path, changed: dict[str, float]) -> None:
-    spec = build_spec({}).replace(changed)
-    assert RunDir.claim(tmp_path, "x", spec).spec() == spec
+    made = build_spec({}).replace({"train.lr": 0.1})
+    assert RunDir.claim(tmp_path, "y", made).spec() == made
 
 
 def test_origins_survive(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("name: mine\ntrain: {lr: 3e-4,\n  loggers: [tensorboard]}\ndata:\n  source: csv\n  path: x.csv\n")
     spec = load(file, ["train.seed=3", "parallel=auto"])
-    run = RunDir.claim(tmp_path / "runs", spec.name, spec)
+    run = RunDir.claim(tmp_path / "my runs", spec.name, spec)
+    assert f"#   paceline train '{tmp_path}/my runs/mine/spec.yaml'\n" in run.spec_file.read_text()
     lines = {line.split("#")[0].strip(): line.partition("# ")[2] for line in run.spec_file.read_text().splitlines()[2:]}
     assert lines["lr: 0.0003"] == "my.yaml line 2"
     assert lines["seed: 3"] == "command line"
@@ -77,12 +75,6 @@ def test_origins_survive(tmp_path: Path) -> None:
     run.origins_file.unlink()
     assert run.spec().train == spec.train
     assert load(run.spec_file).origin("train.seed").startswith("spec.yaml line")
-
-
-def test_the_header_is_a_command_that_finds_the_file(tmp_path: Path) -> None:
-    run = RunDir.claim(tmp_path / "my runs", "x", build_spec({}))
-    command = run.spec_file.read_text().splitlines()[1].removeprefix("#").strip()
-    assert command == f"paceline train '{tmp_path}/my runs/x/spec.yaml'"
 
 
 def test_relative_paths_mean_the_same_from_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +118,6 @@ def test_the_workload_is_read_from_its_line_or_from_all_of_the_spec(tmp_path: Pa
     assert run.recorded_workload() == "lm"
     run.spec_file.write_text("{workload: lm}")
     assert run.recorded_workload() == "lm"
-    run.spec_file.write_text("workload: [")
-    with pytest.raises(UserError):
-        run.recorded_workload()
 
 
 def test_names_are_numbered(tmp_path: Path) -> None:
@@ -136,9 +125,7 @@ def test_names_are_numbered(tmp_path: Path) -> None:
     runs = [RunDir.claim(tmp_path, "a", build_spec({})) for _ in range(3)]
     assert [run.path.name for run in runs] == ["a", "a-3", "a-4"]
     assert all(run.events.is_dir() and run.checkpoints.is_dir() for run in runs)
-    assert runs[0].events_file(12) == tmp_path / "a" / "events" / "rank12.jsonl"
-    assert runs[0].summary_file == tmp_path / "a" / "summary.json"
-    assert runs[0].name == "a"
+    assert RunDir.open(runs[0].path) == RunDir.open(runs[0].spec_file) == runs[0]
 
 
 def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
@@ -152,12 +139,8 @@ def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
         for _ in range(30):
             print(RunDir.claim(Path(sys.argv[1]), "same", spec).path.name)
         """)
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
+    command, pipes = [sys.executable, "-c", code, str(tmp_path)], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    both = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
     for process in both:
         process.stdin.write("go\n")
         process.stdin.flush()
@@ -166,58 +149,39 @@ def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
     assert set(names) == {"same", *(f"same-{i}" for i in range(2, 61))}
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b"])
-def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="cannot name a folder"):
-        RunDir.claim(tmp_path, name, build_spec({}))
-
-
-def test_an_unwritable_place_is_a_user_error(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_rejected_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("", "..", "a/b"):
+        with expect_error("invalid-value", "name"):
+            RunDir.claim(tmp_path, name, build_spec({}))
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="runs: Not a directory"):
+    with expect_error("not-writable", "--out"):
         RunDir.claim(tmp_path / "file" / "runs", "x", build_spec({}))
-    if os.geteuid() != 0:
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(UserError, match="Permission denied"):
-            RunDir.claim(tmp_path / "closed", "x", build_spec({}))
+    (tmp_path / "file").unlink()
 
-
-def test_a_claim_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(handle: int) -> None:
+    def fail(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="No space left"):
+    monkeypatch.setattr(os, "fsync", fail)
+    with expect_error("not-writable", "--out"):
         RunDir.claim(tmp_path, "x", build_spec({}))
     assert not list(tmp_path.iterdir())
 
 
-def test_open_finds_a_run(tmp_path: Path) -> None:
-    run = RunDir.claim(tmp_path, "a", build_spec({}))
-    assert RunDir.open(run.path) == run
-    assert RunDir.open(run.spec_file) == run
-
-
 def test_open_says_what_is_missing_and_what_there_is(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    for name in ("news", "wiki"):
-        RunDir.claim(runs, name, build_spec({}))
+    for number in range(14):
+        run = RunDir.claim(runs, f"run{number:02}", build_spec({}))
+        os.utime(run.spec_file, (number, number))
     (runs / "empty").mkdir()
     (runs / "notes.txt").write_text("")
     for place, said in (
-        *(("runs/newz", r"/runs/news'.*: (news|wiki), "), ("runs/empty", r"spec.yaml.*: (news|wiki), ")),
+        *(("runs/run0x", r"/runs/run..'.*run13.*run04 and 4 older$"), ("runs/empty", r"spec.yaml.*: run13, ")),
         *(("runs/notes.txt", "is a file"), ("runs", "; runs in .*/runs: "), ("elsewhere/x", "there are no runs in")),
     ):
         with pytest.raises(UserError, match=said):
             RunDir.open(tmp_path / place)
-
-
-def test_open_lists_the_newest_when_there_are_many(tmp_path: Path) -> None:
-    for number in range(14):
-        run = RunDir.claim(tmp_path, f"run{number:02}", build_spec({}))
-        os.utime(run.spec_file, (number, number))
-    with pytest.raises(UserError, match=r"run13.*run04 and 4 older$"):
-        RunDir.open(tmp_path / "x")
 
 
 @pytest.mark.parametrize(
@@ -249,26 +213,26 @@ def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_pa
         pass
 
 
-def test_one_process_trains_a_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runlog.run_dir.PATIENCE_S", 0.1)
+
+
+def test_one_process_trains_a_run_at_a_time(tmp_path: Path, impatient: None) -> None:
     run = RunDir.claim(tmp_path, "r", build_spec({}))
     said: list[str] = []
-    with run.lock(said.append), pytest.raises(UserError) as refused, run.lock(said.append):
+    with run.lock(said.append), expect_error("busy"), run.lock(said.append):
         pass
-    assert refused.value.code == "busy"
-    assert len(said) == 1
     with run.lock(said.append):
         assert len(said) == 1
 
 
-def test_a_run_that_is_being_trained_is_refused_before_a_rank_starts(
-    small: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_is_being_trained_is_rejected_before_a_rank_starts(
+    small: RunSpec, tmp_path: Path, impatient: None
 ) -> None:
-    monkeypatch.setattr("paceline.runlog.run_dir.PATIENCE_S", 0.1)
     run = RunDir.claim(tmp_path, "r", small.replace({"parallel.ranks": 2, "parallel.timeout_s": 0.1}))
-    with run.lock(print) as held, pytest.raises(UserError) as refused:
+    with run.lock(print) as held, expect_error("busy"):
         paceline.resume(run.path, show=False)
-    assert (refused.value.code, refused.value.exit_code) == ("busy", 2)
     assert not run.heartbeats.exists()
     assert not list(run.events.iterdir())
     run.heartbeats.mkdir()
