@@ -54,22 +54,6 @@ def test_a_plan_then_takes_as_long_as_the_rows_did(measured, file):
     assert [row.compute for row in again.rows] == pytest.approx([row.compute for row in correction.rows], rel=1e-3)
 
 
-def test_twice_as_slow_is_a_factor_of_two(measured, file, tmp_path):
-    update_calibration(measured, file)
-    slow = tmp_path / "slow"
-    shutil.copytree(measured, slow)
-    values = read_json(slow / "measure.json")
-    for row in values["rows"]:
-        for name in ("step_s", "compute_s", "comm_s", "exposed_s", "data_s"):
-            row[name] = 2 * row[name] if row.get(name) else row.get(name)
-    write_json(slow / "measure.json", values)
-    once = read_calibration(file).correction
-    twice, _ = update_calibration(slow, file)
-    for a, b in zip(once.rows, twice.rows, strict=True):
-        assert b.compute == pytest.approx(2 * a.compute, rel=0.02)
-        assert a.ranks == 1 or b.communication == pytest.approx(2 * a.communication, rel=0.05)
-
-
 def test_the_nearest_row_that_says_something_counts():
     found = Correction(
         "m", "d", (RankCorrection(1, 1.5, None), RankCorrection(2, 2.0, 3.0), RankCorrection(8, 4.0, 5.0))

@@ -93,11 +93,14 @@ def test_a_page_has_the_curves_the_ranks_and_the_last_events_and_reloads_until_t
     assert 'http-equiv="refresh"' not in render_watch_page(view)
 
 
-def test_a_page_of_a_finished_run_is_written_once(tmp_path, ask):
+def test_a_finished_run_is_shown_once_as_text_and_as_a_page(tmp_path, ask):
     path = make_run(tmp_path, "made")
-    answer = ask("watch", path, "--page", tmp_path / "live.html")
-    assert (answer.code, "finished" in (tmp_path / "live.html").read_text()) == (0, True)
-    assert ask("watch", path, "--page", tmp_path / "no" / "live.html").code == 2
+    for words in (["--once"], []):
+        assert "finished" in ask("watch", path, *words).out
+    assert ask("watch", path, "--page", tmp_path / "live.html").code == 0
+    assert "finished" in (tmp_path / "live.html").read_text()
+    for words in ([path, "--page", tmp_path / "no" / "live.html"], [tmp_path / "gone"]):
+        assert ask("watch", *words).code == 2
 
 
 def test_the_page_is_served_on_the_loopback_to_who_asks_for_localhost_alone():
@@ -121,13 +124,6 @@ def test_it_survives_a_kill_and_a_resume(view, lines):
     add(view, 0, [lines[0], json.dumps({"kind": "resume", "t": time.time(), "step": 12}), *lines[13:16]])
     assert "step 15" in text_of(view)
     assert [s["step"] for s in view.ranks[0].steps] == list(range(1, 16))
-
-
-def test_once_and_in_a_pipe(tmp_path, ask):
-    path = make_run(tmp_path, "made")
-    for words in (["watch", path, "--once"], ["watch", path]):
-        assert "finished" in ask(*words).out
-    assert ask("watch", tmp_path / "gone").code == 2
 
 
 def test_a_line_of_bars():

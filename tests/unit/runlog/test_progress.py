@@ -59,16 +59,6 @@ def test_a_long_run_logs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_the_rate_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    time, out = Time(monkeypatch), io.StringIO()
-    with Progress(100_000, done=100, stream=out) as progress:
-        for number in range(2, 302):
-            time.now += 10.0 if number < 100 else 1.0
-            progress.step(step(number))
-    assert " 100 samples/s " in out.getvalue().splitlines()[-1]
-    assert "eta 11:39" in out.getvalue().splitlines()[-1]
-
-
 def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """20 steps of 1 s, an evaluation of 6 s and a checkpoint of 1 s after each 5."""
     time, out = Time(monkeypatch), io.StringIO()

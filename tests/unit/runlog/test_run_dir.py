@@ -86,31 +86,25 @@ def test_relative_paths_mean_the_same_from_the_run_folder(tmp_path: Path, monkey
     assert yaml.safe_load(run.spec_file.read_text())["data"]["cache"] == "~/.cache/paceline"
 
 
-def test_a_workload_of_ones_own_with_nested_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(
-        textwrap.dedent("""
-        from typing import Any
-        from paceline.config import Section
-        from paceline.workload import Workload
-        class Model(Section):
-            tree: dict[str, Any] = {}
-            names: list[str] = []
-            note: str = ""
-        class Mine(Workload):
-            Model = Model
-        """)
-    )
-    file = tmp_path / "run.yaml"
-    file.write_text(
-        'workload: mine.py:Mine\nmodel:\n  tree: {a: {b: 1, "no": [1, 2.5]}, "c d": {}}\n'
-        '  names: ["a\\nb", "#x", "1"]\n  note: "two\\nlines: \\u2028 \\x07"\n'
-    )
-    spec = load(file)
-    run = RunDir.claim(tmp_path, "x", spec)
-    assert run.spec() == spec
-    monkeypatch.chdir(tmp_path)
-    same = build_spec(spec.dump() | {"workload": "mine.py:Mine"})
-    assert RunDir.claim(tmp_path, "x", same).spec().dump() == spec.dump()
+MINE = """
+from typing import Any
+from paceline.config import Section
+from paceline.workload import Workload
+class Model(Section):
+    tree: dict[str, Any] = {}
+    names: list[str] = []
+    note: str = ""
+class Mine(Workload):
+    Model = Model
+"""
+
+
+def test_a_workload_of_ones_own_with_nested_values(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    model = {"tree": {"a": {"b": 1, "no": [1, 2.5]}, "c d": {}}, "names": ["a\nb", "#x", "1"]}
+    model["note"] = "two\nlines: \u2028 \x07"
+    spec = build_spec({"workload": f"{tmp_path}/mine.py:Mine", "model": model})
+    assert RunDir.claim(tmp_path, "x", spec).spec() == spec
 
 
 def test_the_workload_is_read_from_its_line_or_from_all_of_the_spec(tmp_path: Path) -> None:

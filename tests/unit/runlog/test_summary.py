@@ -64,6 +64,9 @@ def test_warm_up_is_a_tenth_of_a_long_run_and_at_most_half_of_a_short_one() -> N
     assert compute_summary(SPEC, EQUATION, steps(100, slow=10), "finished").share["compute"] == pytest.approx(0.91)
     for few in (steps(4, slow=2), steps(1, slow=0)):
         assert compute_summary(SPEC, EQUATION, few, "finished").samples_per_s == pytest.approx(1280)
+    none = compute_summary(SPEC, EQUATION, [], "stopped")
+    assert (none.trained, none.samples_per_s, none.loss_last) == (TrainingTotals(0, 0), None, None)
+    assert "stopped" in shown(none, 80)
 
 
 def test_steps_that_are_not_finite_do_not_spoil_the_rest(tmp_path: Path) -> None:
@@ -84,13 +87,6 @@ def test_steps_that_are_not_finite_do_not_spoil_the_rest(tmp_path: Path) -> None
     assert again.evaluation.metrics == {"loss": None}
     assert "loss nan" in shown(again, 100)
     assert "failed after 1.9 s: loss is not finite" in shown(again, 100)
-
-
-def test_a_run_without_a_step() -> None:
-    summary = compute_summary(SPEC, EQUATION, [], "stopped")
-    assert summary.trained == TrainingTotals(0, 0)
-    assert (summary.samples_per_s, summary.loss_last) == (None, None)
-    assert "stopped" in shown(summary, 80)
 
 
 def shown(summary: Summary, width: int, encoding: str = "utf-8") -> str:

@@ -65,7 +65,6 @@ def test_a_length_replaces_the_other_and_paths_are_from_here(tmp_path, monkeypat
     ("words", "choices", "said"),
     [
         ([], {}, "nothing varies"),
-        (["train.lr=0.1"], {}, "train.lr has one value"),
         (["train.lr"], {}, "has no values"),
         (["train.lr=0.1,0.1"], {}, "0.1 is given twice"),
         (["train.lr=1..0"], {}, "must be the smaller one"),
@@ -74,7 +73,6 @@ def test_a_length_replaces_the_other_and_paths_are_from_here(tmp_path, monkeypat
         (["train.lr=1e-4..1e-2"], {}, "--random"),
         (["train.lr=0.1,0.2", "train.lr=0.3,0.4"], {}, "train.lr is given twice"),
         (["train.lrr=0.1,0.2"], {}, "train.lr"),
-        (["model.layers=2,many"], {}, "many"),
         (["train.lr=0.1,0.2"], {"trials": 5}, "--trials"),
         (["train.lr=0.1,0.2"], {"trials": 0, "search": "random"}, "is not a number of trials"),
         (["train.epochs=1,2"], {"halving": True}, "train.epochs cannot vary"),
@@ -88,7 +86,5 @@ def test_what_cannot_be_tried_is_one_line(words, choices, said):
     with pytest.raises(UserError, match=said) as refused:
         build_sweep_plan(build_spec({"workload": workload}), words, None, choices)
     assert "\n" not in str(refused.value)
-
-
-def test_a_combination_that_contradicts_itself_is_a_row():
-    assert build_sweep_plan(build_spec({}), ["model.width=96,128", "model.heads=6,4"], None, {}).trials == 4
+    possible = build_sweep_plan(build_spec({}), ["model.width=96,128", "model.heads=6,4"], None, {})
+    assert possible.trials == 4, "a combination that contradicts itself is a row"
