@@ -67,40 +67,46 @@ def all_reduce(n: int, size: float, bytes_s: float) -> float:
     return all_reduce_s(size, CommGroup(n, n, 1, bytes_s, hop, math.log2(max(n, 2)) * hop), GPU_PHYSICS)
 
 
-def test_formulas_are_those_of_the_planner(page):
+@pytest.fixture(scope="module")
+def lesson(page):
+    """Call a function of the lessons in the browser."""
+    return lambda name, *given: page.evaluate(f"given => lessons.{name}(...given)", list(given))
+
+
+def test_formulas_are_those_of_the_planner(lesson):
     draw = random.Random(0)
     for _ in range(SETTINGS):
         n, size, bytes_s = draw.randint(1, 1024), 10 ** draw.uniform(4, 11), 10 ** draw.uniform(8, 12)
-        assert page.evaluate(
-            "([n, size, b]) => lessons.allReduce(size, lessons.ring(n, b))", [n, size, bytes_s]
-        ) == pytest.approx(all_reduce(n, size, bytes_s))
-        compute = 10 ** draw.uniform(-3, 1)
         comm = all_reduce(n, size, bytes_s)
+        assert lesson("allReduce", size, lesson("ring", n, bytes_s)) == pytest.approx(comm)
+        compute = 10 ** draw.uniform(-3, 1)
         step = compute / n + exposed_s(comm, compute / n, GPU_PHYSICS)
-        assert page.evaluate("a => lessons.step(...a).step", [n, compute, size, bytes_s]) == pytest.approx(step)
-        params, stage, precision = 10 ** draw.uniform(7, 11), draw.randint(0, 3), draw.choice(sorted(PRECISIONS))
-        placement = Placement(shard=n if stage else 1, replicate=1 if stage else n, zero=stage, micro_batch=1)
-        expected = _states(params, params, 0.0, placement, DTYPE_SIZES[PRECISIONS[precision]])[:3]
-        got = page.evaluate("a => lessons.states(...a)", [params, n, stage, precision])
-        assert got == pytest.approx(expected)
+        assert lesson("step", n, compute, size, bytes_s)["step"] == pytest.approx(step)
         serial = draw.random()
         for law in ("amdahl", "gustafson"):
-            expected = LAWS[law].speedup({"serial": serial}, n)
-            assert page.evaluate(f"a => lessons.{law}(...a)", [serial, n]) == pytest.approx(expected)
-        stages, passes = draw.randint(1, 64), draw.randint(1, 256)
-        bubble_s, busy_s = stages - 1, passes  # in turns of one micro-batch
-        assert page.evaluate("a => lessons.bubble(...a)", [stages, passes]) == pytest.approx(
-            bubble_s / (busy_s + bubble_s)
-        )
+            assert lesson(law, serial, n) == pytest.approx(LAWS[law].speedup({"serial": serial}, n))
+        stages, passes = draw.randint(1, 64), draw.randint(1, 256)  # in turns of one micro-batch
+        assert lesson("bubble", stages, passes) == pytest.approx((stages - 1) / (passes + stages - 1))
+
+
+def test_states_and_rates_are_those_of_the_planner_and_of_train(lesson):
+    draw = random.Random(0)
+    for _ in range(SETTINGS):
+        params, stage, precision = 10 ** draw.uniform(7, 11), draw.randint(0, 3), draw.choice(sorted(PRECISIONS))
+        n = draw.randint(1, 1024)
+        placement = Placement(shard=n if stage else 1, replicate=1 if stage else n, zero=stage, micro_batch=1)
+        expected = _states(params, params, 0.0, placement, DTYPE_SIZES[PRECISIONS[precision]])[:3]
+        assert lesson("states", params, n, stage, precision) == pytest.approx(expected)
         batch, scaling = draw.choice([32, 256, 4096]), draw.choice(["none", "linear", "sqrt"])
-        schedule, warmup, share = draw.choice(["constant", "linear", "cosine"]), draw.choice([0, 0.3]), draw.random()
+        schedule, warmup = draw.choice(["constant", "linear", "cosine"]), draw.choice([0, 0.3])
         train = Train(lr=0.1, global_batch=batch, base_batch=256, lr_scaling=scaling, schedule=schedule, warmup=warmup)
+        share = draw.random()
         expected = build_schedule(train.model_copy(update={"final_lr": 0.0}), SAMPLES)(round(share * SAMPLES))
-        got = page.evaluate("a => lessons.learningRate(...a)", [0.1, batch / 256, scaling, schedule, warmup, share])
+        got = lesson("learningRate", 0.1, batch / 256, scaling, schedule, warmup, share)
         assert got == pytest.approx(expected, rel=1e-6)
 
 
-def test_collectives_and_products_are_those_of_the_planner(page):
+def test_collectives_and_products_are_those_of_the_planner(lesson):
     draw, device = random.Random(1), find_device("H100")
     roofline = Roofline(device, DTYPE_SIZES["bf16"], GPU_PHYSICS)
     for _ in range(SETTINGS):
@@ -108,26 +114,24 @@ def test_collectives_and_products_are_those_of_the_planner(page):
         link, network = 10 ** draw.uniform(8, 12), 10 ** draw.uniform(8, 11)
         cluster = Cluster(device, 1024, per_node, link, network)
         group = build_group(draw.randint(1, 512), 1, cluster, GPU_PHYSICS)
-        given = [group.size, per_node, link, network]
+        ours = lesson("group", group.size, per_node, link, network)
         for name, price in (("allReduce", all_reduce_s), ("allGather", all_gather_s)):
-            got = page.evaluate(f"([size, ...a]) => lessons.{name}(size, lessons.group(...a))", [size, *given])
-            assert got == pytest.approx(price(size, group, GPU_PHYSICS))
-        got = page.evaluate("a => lessons.send(...a)", [size, per_node, link, network])
-        assert got == pytest.approx(send_s(size, 1, cluster, GPU_PHYSICS))
+            assert lesson(name, size, ours) == pytest.approx(price(size, group, GPU_PHYSICS))
+        assert lesson("send", size, per_node, link, network) == pytest.approx(send_s(size, 1, cluster, GPU_PHYSICS))
         sides = [draw.choice([1, 8, 128]) * draw.randint(1, 200) for _ in range(3)]
-        got = page.evaluate("a => lessons.product(...a)", sides)
-        assert got == pytest.approx(roofline.matmul_s(*sides))
+        assert lesson("product", *sides) == pytest.approx(roofline.matmul_s(*sides))
         tokens, width, ranks = 64 * draw.randint(1, 512), 512 * draw.randint(1, 32), draw.choice([1, 2, 4, 8, 16])
         inner = 4 * width // ranks
         products = roofline.matmul_s(tokens, width, inner) + roofline.matmul_s(tokens, inner, width)
         members = build_group(ranks, 1, Cluster(device, 1, ranks, link, link), GPU_PHYSICS)
-        got = page.evaluate("a => lessons.feedForward(...a)", [tokens, width, ranks, link])
-        sent = tokens * width * roofline.numbers.element_bytes
-        assert got == pytest.approx({"products": products, "sum": all_reduce_s(sent, members, GPU_PHYSICS)})
+        sum_s = all_reduce_s(tokens * width * roofline.numbers.element_bytes, members, GPU_PHYSICS)
+        expected = {"products": products, "sum": sum_s}
+        assert lesson("feedForward", tokens, width, ranks, link) == pytest.approx(expected)
 
 
-def test_memory_of_a_step_is_that_of_the_planner(page):
+def test_memory_of_a_step_is_that_of_the_planner(lesson):
     draw = random.Random(2)
+    names = ("weights", "gradients", "states", "casts", "activations", "logits")
     for _ in range(SETTINGS):
         layers, width, length = draw.randint(1, 96), 64 * draw.randint(1, 128), 128 * draw.randint(1, 32)
         samples, precision = draw.randint(1, 256), draw.choice(sorted(PRECISIONS))
@@ -135,39 +139,30 @@ def test_memory_of_a_step_is_that_of_the_planner(page):
         blocks = ModelShape(layers, width, width // 64, length, 50304).blocks
         placement = Placement(micro_batch=samples, recompute=recompute)
         found = estimate_memory(blocks, placement, DTYPE_SIZES[PRECISIONS[precision]], GPU_PHYSICS)
-        *terms, rest = page.evaluate(
-            "a => lessons.training(...a)", [layers, width, length, samples, precision, recompute]
-        )
-        names = ("weights", "gradients", "states", "casts", "activations", "logits")
+        *terms, rest = lesson("training", layers, width, length, samples, precision, recompute)
         assert terms == pytest.approx([getattr(found, f"{name}_bytes") for name in names])
         assert rest == pytest.approx(found.lost_bytes + found.context_bytes)
         assert sum(terms) + rest == pytest.approx(found.total_bytes)
 
 
-def test_batches_and_means_are_those_of_train(page):
+def test_batches_and_means_are_those_of_train(lesson):
     draw = random.Random(3)
     for _ in range(SETTINGS):
         ranks, micro_batch = draw.randint(1, 64), draw.randint(1, 64)
-        batch = draw.randint(ranks, 4096)
-        layout = Layout("ddp", ranks, batch, micro_batch)
-        assert page.evaluate("a => lessons.equation(...a)", [batch, ranks, micro_batch]) == layout.equation()
+        layout = Layout("ddp", ranks, draw.randint(ranks, 4096), micro_batch)
+        assert lesson("equation", layout.global_batch, ranks, micro_batch) == layout.equation()
         samples = [[draw.uniform(-1, 1) for _ in range(draw.randint(1, 20))] for _ in range(ranks)]
-        got = page.evaluate(
-            "a => lessons.mean(...a)", [[math.fsum(own) for own in samples], [len(own) for own in samples]]
-        )
+        got = lesson("mean", [math.fsum(own) for own in samples], [len(own) for own in samples])
         assert got == pytest.approx(statistics.fmean(one for own in samples for one in own))
 
 
-def test_a_profile_has_the_cause_that_measure_names(page):
+def test_a_profile_has_the_cause_that_measure_names(lesson):
     draw, causes = random.Random(4), Counter()
     for _ in range(SETTINGS):
-        compute, slow, workers = (
-            10 ** draw.uniform(-3, 0),
-            draw.choice([1, 1.05, draw.uniform(1, 2)]),
-            draw.randint(1, 16),
-        )
+        compute, slow = 10 ** draw.uniform(-3, 0), draw.choice([1, 1.05, draw.uniform(1, 2)])
+        workers = draw.randint(1, 16)
         comm, load = compute * 10 ** draw.uniform(-2, 0.5), compute * workers * 10 ** draw.uniform(-1, 0.5)
-        got = page.evaluate("a => lessons.profile(...a)", [compute, slow, comm, load, workers])
+        got = lesson("profile", compute, slow, comm, load, workers)
         longest, data = compute * slow, got["data"]
         visible = exposed_s(comm, longest, GPU_PHYSICS)
         step = max(longest + visible, load / workers)
@@ -254,9 +249,8 @@ def test_the_exercise_on_ranks_ends_with_the_loss_of_one():
 
     examples = DOCS / "examples" / "learn"
     alone = run(sys.executable, str(examples / "single.py"))
-    ranks = run(
-        sys.executable, "-m", "paceline", "launch", "--ranks", "2", "--", sys.executable, str(examples / "ddp.py")
-    )
+    launch = (sys.executable, "-m", "paceline", "launch", "--ranks", "2", "--")
+    ranks = run(*launch, sys.executable, str(examples / "ddp.py"))
     assert re.fullmatch(r"loss 0\.\d{6}\n", alone)
     assert alone in ranks  # its exit code may be an abort: gloo's threads outlive the interpreter at times
 
