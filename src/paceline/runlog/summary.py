@@ -302,8 +302,9 @@ def _describe_evaluation(evaluation: Evaluation, score: Score | None) -> str:
     """Return the metrics beside the score, of how many samples they are, and when the score was best."""
     shown, about = dict(evaluation.metrics), []
     shown.pop("majority", None)
-    if count := evaluation.evaluated:
-        of = f" of {evaluation.held_out:,}" if (evaluation.held_out or 0) > count else ""
+    count, held_out = evaluation.evaluated, evaluation.held_out
+    if count:
+        of = f" of {held_out:,}" if held_out and held_out > count else ""
         about.append(f"{count:,}{of} samples")
     if score is not None and score.value == evaluation.metrics.get(score.name):
         del shown[score.name]
