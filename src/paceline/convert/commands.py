@@ -106,13 +106,8 @@ def _read_inner_shell(words: list[str], environment: Mapping[str, str]) -> list[
 
 def list_preparations(commands: Sequence[ShellCommand]) -> list[Extra]:
     """Return the commands that prepare the shell, such as `module load`."""
-    translation = note("for the shell")
-    prepares = [
-        command.words
-        for command in commands
-        if command.words[0] in PROGRAMS["prepare_shell"] and not tool_of(command.words)
-    ]
-    return [(words[0], " ".join(words), translation) for words in prepares]
+    words = [one.words for one in commands if one.words[0] in PROGRAMS["prepare_shell"] and not tool_of(one.words)]
+    return [(first, " ".join([first, *rest]), note("for the shell")) for first, *rest in words]
 
 
 def _read_environment(line: _CommandLine) -> None:
@@ -340,7 +335,7 @@ def _parse_option(text: str, following: list[str], table: KeyTable) -> tuple[str
     if equals:
         return key, value, 0
     after = following[0] if following else "-"
-    alone = key in table.flags or (after.startswith("-") and not NEGATIVE_NUMBER.fullmatch(after))
+    alone = key in (*table.flags, *table.switches) or (after.startswith("-") and not NEGATIVE_NUMBER.fullmatch(after))
     alone = alone or (key in table.optional_numbers and not after.isdecimal())
     if alone or (table.rule(key) is None and (after.endswith(".py") or find_program(following) == 0)):
         return key, True, 0

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from paceline.config import Parallel, RunSpec, Train
+from paceline.config import RunSpec
 from paceline.config.run_file import set_nested
-from paceline.convert.rules import Entry, Outcome, Rule, Translation, accept, build_rule, reject
+from paceline.config.run_spec import FIXED_SECTIONS
+from paceline.convert.rules import Entry, Outcome, Rule, Translation, accept, build_rule, keep, reject
 from paceline.trainer.engines.deepspeed_config import AUTO, SECTIONS, Meaning, translate_sections
 
 TABLES = Path(__file__).with_name("tables")
@@ -27,13 +28,13 @@ class KeyTable:
     """Keys by which a file of this tool is recognised: top-level ones, or dotted."""
     dashed: bool = False
     """Its options are written with `-`, where tables have `_`."""
-    flags: frozenset[str] = frozenset()
-    """Options without a value."""
+    flags: Sequence[str] = ()
+    """Options without a value; those that set keys are `switches`."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Short forms of options."""
-    pairs: frozenset[str] = frozenset()
+    pairs: Sequence[str] = ()
     """Options with two values."""
-    optional_numbers: frozenset[str] = frozenset()
+    optional_numbers: Sequence[str] = ()
     """Options whose value is a number, or missing."""
     switches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options without a value, and the keys that they set."""
@@ -100,19 +101,15 @@ def _translate_meaning(one: Meaning) -> Translation:
     if not one.keys:
         other = Outcome.REPLACED if one.name == "optimizer.params.lr" else Outcome.NOT_SUPPORTED
         return Translation(other if one.own_way else Outcome.KEPT, reason=one.note)
-    claims = {"total_steps" if key == "train.steps" else key: value for key, value in one.keys.items()}
-    return accept(claims)
+    return accept({"total_steps" if key == "train.steps" else key: value for key, value in one.keys.items()})
 
 
 class TrainingArgumentsTable(KeyTable):
     def translate_together(self, values: Mapping[str, Any]) -> Mapping[str, Translation]:
         """Judge the sections of a DeepSpeed configuration that is given in place of its file."""
-        start = "deepspeed."
+        start, deepspeed = "deepspeed.", load_table("deepspeed")
         inner = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
-        return {
-            f"{start}{key}": translation
-            for key, translation in load_table("deepspeed").translate_together(inner).items()
-        }
+        return {f"{start}{key}": found for key, found in deepspeed.translate_together(inner).items()}
 
 
 class PacelineTable(KeyTable):
@@ -140,21 +137,16 @@ def load_table(name: str) -> KeyTable:
     if name == "paceline":
         return _build_paceline_table()
     content = load_yaml_table(name)
-    rules, marks = dict[str, Rule](), set(content.get("marks", ()))
-    for group in content["groups"]:
+    rules, marks = dict[str, Rule](), set(content.pop("marks", ()))
+    for group in content.pop("groups"):
         own = _build_group(group)
         for section in group.get("under", [""]):
             named = {f"{section}.{key}" if section else key: rule for key, rule in own.items()}
             rules |= named
             marks |= named.keys() if "marks" in group else set()
-    if "auto" in content:
+    if content.pop("auto", False):
         rules = {key: _unless_auto(rule) for key, rule in rules.items()}
-    same: dict[str, Any] = {
-        key: content[key] for key in ("dashed", "aliases", "switches", "calls", "defaults") if key in content
-    }
-    flags = frozenset((*content.get("flags", ()), *content.get("switches", ())))
-    same |= {key: frozenset(content.get(key, ())) for key in ("pairs", "optional_numbers")}
-    return CLASSES.get(name, KeyTable)(content["tool"], rules, frozenset(marks), flags=flags, **same)
+    return CLASSES.get(name, KeyTable)(rules=rules, marks=frozenset(marks), **content)
 
 
 def _build_group(group: Entry) -> dict[str, Rule]:
@@ -170,10 +162,6 @@ def _unless_auto(rule: Rule) -> Rule:
 
 
 def _build_paceline_table() -> PacelineTable:
-    keys = (
-        *(name for name in RunSpec.model_fields if name not in ("model", "data", "train")),
-        *(f"train.{name}" for name in Train.model_fields),
-        *(f"parallel.{name}" for name in Parallel.model_fields),
-    )
-    kept = Translation(Outcome.KEPT)
-    return PacelineTable("Paceline", dict.fromkeys(keys, lambda value: kept), frozenset(keys) - {"name"})
+    keys = [name for name in RunSpec.model_fields if name not in ("model", "data", "train")]
+    keys += [f"{name}.{key}" for name, kind in FIXED_SECTIONS.items() for key in kind.model_fields]
+    return PacelineTable("Paceline", dict.fromkeys(keys, keep), frozenset(keys) - {"name"})

@@ -3,11 +3,12 @@
 Most are written in `tables/*.yaml`; `call: offload` there is `translate_offload` here.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 Entry = Mapping[str, Any]
@@ -46,26 +47,10 @@ Rule = Callable[[Any], Translation]
 """From the value of a key; UnreadableValue where the value cannot be read."""
 
 
-def keep(reason: str) -> Translation:
-    return Translation(Outcome.KEPT, reason=reason)
-
-
-def note(reason: str, *, review: bool = False) -> Translation:
-    return Translation(Outcome.NOTED, reason=reason, review=review)
-
-
-def reject(reason: str, *, review: bool = False) -> Translation:
-    return Translation(Outcome.NOT_SUPPORTED, reason=reason, review=review)
-
-
-def accept(claims: Mapping[str, Any], reason: str = "", priority: int = 0, *, review: bool = False) -> Translation:
-    return Translation(Outcome.TRANSLATED, claims, reason, priority, review=review)
-
-
-def derive(claims: Mapping[str, Any], reason: str = "") -> Translation:
-    return Translation(Outcome.DERIVED, claims, reason)
-
-
+keep, note = partial(Translation, Outcome.KEPT, {}), partial(Translation, Outcome.NOTED, {})
+reject = partial(Translation, Outcome.NOT_SUPPORTED, {})
+accept, derive = partial(Translation, Outcome.TRANSLATED), partial(Translation, Outcome.DERIVED)
+"""By outcome: the first three take a reason, the others claims."""
 OFF, NOT_SET, FOR_SCHEDULER = keep("off"), keep("not set"), note("for the scheduler")
 LOGGERS = ("tensorboard", "wandb", "mlflow", "trackio")
 SHARDS = {"full_shard": "fsdp", "shard_grad_op": "zero2", "no_shard": "ddp", "hybrid_shard": "hsdp"}
@@ -77,19 +62,17 @@ class UnreadableValue(ValueError):
 
 
 def parse_int(value: Any) -> int:
-    found = parse_number(value)
-    if not math.isfinite(found) or found != int(found):
+    number = parse_number(value)
+    if number % 1:  # infinity too
         raise UnreadableValue("a whole number")
-    return int(found)
+    return int(number)
 
 
 def parse_number(value: Any) -> float:
-    try:
-        if not isinstance(value, bool | None):
-            found = float(value)  # also of a whole number: no setting is too large for it
-            return value if isinstance(value, int) else found
-    except (TypeError, ValueError, OverflowError):
-        pass
+    if not isinstance(value, bool):
+        with suppress(TypeError, ValueError, OverflowError):
+            number = float(value)  # also of a whole number: no setting is too large for it
+            return value if isinstance(value, int) else number
     raise UnreadableValue("a number")
 
 
@@ -117,83 +100,65 @@ def is_off(value: Any) -> bool:
 
 def build_rule(entry: Entry) -> Rule:
     """Return the rule that an entry of a table describes; `call` names one of FUNCTIONS."""
-    if "call" in entry:
-        return FUNCTIONS[entry["call"]]
-    build = next(build for name, build in KINDS.items() if name in entry)
-    translate = build(entry)
-
-    def rule(value: Any) -> Translation:
-        if any(value == other and type(value) is type(other) for other in entry.get("ignored", ())):
-            return OFF
-        try:
-            return translate(value)
-        except UnreadableValue:
-            if "unreadable" not in entry:
-                raise
-            return note(entry["unreadable"])
-
-    return rule
+    return FUNCTIONS[entry["call"]] if "call" in entry else partial(_apply_entry, entry)
 
 
-def _build_claim(entry: Entry) -> Rule:
+def _apply_entry(entry: Entry, value: Any) -> Translation:
+    if any(value == other and type(value) is type(other) for other in entry.get("ignored", ())):
+        return OFF
+    apply = next(apply for kind, apply in KINDS.items() if kind in entry)
+    try:
+        return apply(entry, value)
+    except UnreadableValue:
+        if "unreadable" not in entry:
+            raise
+        return note(entry["unreadable"])
+
+
+def _claim(entry: Entry, value: Any) -> Translation:
     """`to` a key of the run file, or to a `quantity` that others are derived from; null leaves the default."""
-    translated = "to" in entry
-    name = entry["to"] if translated else entry["quantity"]
-    parse = PARSERS[entry.get("as", "int")]
-    outcome = Outcome.TRANSLATED if translated else Outcome.DERIVED
-
-    def rule(value: Any) -> Translation:
-        if value is None:
-            return NOT_SET
-        if "at_least" in entry and parse_number(value) < entry["at_least"]:
-            return reject(entry["otherwise"])
-        parsed = parse(value)
-        if "off_below" in entry and parsed < entry["off_below"]:
-            return OFF
-        return Translation(outcome, {name: parsed}, entry.get("reason", ""), entry.get("priority", 0))
-
-    return rule
+    if value is None:
+        return NOT_SET
+    if "at_least" in entry and parse_number(value) < entry["at_least"]:
+        return reject(entry["otherwise"])
+    parsed = PARSERS[entry.get("as", "int")](value)
+    if "off_below" in entry and parsed < entry["off_below"]:
+        return OFF
+    build, name = (accept, entry["to"]) if "to" in entry else (derive, entry["quantity"])
+    return build({name: parsed}, entry.get("reason", ""), entry.get("priority", 0))
 
 
-def _build_choice(entry: Entry) -> Rule:
-    """One of several words, or a dotted name that ends with it; each with what it claims."""
+def _choose(entry: Entry, value: Any) -> Translation:
+    """Choose one of several words, or a dotted name that ends with it; each with what it claims."""
     options = {str(word).lower(): dict(claims) for word, claims in entry["choice"].items()}
-
-    def rule(value: Any) -> Translation:
-        text = str(value).lower()
-        if value is False and "no" in options:  # what YAML makes of `no` without quotes
-            text = "no"
-        if isinstance(value, str) and text[:1].isalpha() and text not in options:
-            text = text.rpartition(".")[2]
-        if text not in options:
-            return reject(entry["reason"])
-        claims = {key: claim for key, claim in options[text].items() if key != "reason"}
-        if not claims:
-            return keep(entry.get("kept", ""))
-        return accept(claims, options[text].get("reason", ""), entry.get("priority", 0))
-
-    return rule
+    text = str(value).lower()
+    if value is False and "no" in options:  # what YAML makes of `no` without quotes
+        text = "no"
+    if isinstance(value, str) and text[:1].isalpha() and text not in options:
+        text = text.rpartition(".")[2]
+    if text not in options:
+        return reject(entry["reason"])
+    claims = options[text]
+    reason = claims.pop("reason", "")
+    return accept(claims, reason, entry.get("priority", 0)) if claims else keep(entry.get("kept", ""))
 
 
-def _build_switch(entry: Entry) -> Rule:
+def _switch(entry: Entry, value: Any) -> Translation:
     """True or false: on, it claims something; off, nothing or what `otherwise` has."""
-    on = accept(entry["switch"], entry.get("reason", ""), entry.get("priority", 0))
-    off = replace(on, claims=entry["otherwise"]) if "otherwise" in entry else OFF
-    return lambda value: NOT_SET if value is None else on if parse_bool(value) else off
+    if value is None:
+        return NOT_SET
+    claims = entry["switch"] if parse_bool(value) else entry.get("otherwise")
+    return OFF if claims is None else accept(claims, entry.get("reason", ""), entry.get("priority", 0))
 
 
-def _build_keep(entry: Entry) -> Rule:
+def _keep(entry: Entry, value: Any) -> Translation:
     """What Paceline does in any case, if the value is one of `values`, or whatever it is without these."""
     values, reason = entry.get("values", ()), entry["keep"]
-    words = {text for value in values for text in (str(value).lower(), repr(value))}
-
-    def rule(value: Any) -> Translation:
-        equal = isinstance(value, int | float) and any(value == known for known in values)
-        if not values or value is None or equal or str(value).lower() in words:
-            return keep(reason)
-        return reject(entry.get("otherwise", f"here {reason}"))
-
-    return rule
+    words = {text for known in values for text in (str(known).lower(), repr(known))}
+    equal = isinstance(value, int | float) and value in values
+    if not values or value is None or equal or str(value).lower() in words:
+        return keep(reason)
+    return reject(entry.get("otherwise", f"here {reason}"))
 
 
 def translate_file(value: Any) -> Translation:
@@ -201,15 +166,15 @@ def translate_file(value: Any) -> Translation:
     return OFF if is_off(value) else Translation(Outcome.KEPT, file=str(value))
 
 
-KINDS: dict[str, Callable[[Entry], Rule]] = {
-    "to": _build_claim,
-    "quantity": _build_claim,
-    "choice": _build_choice,
-    "switch": _build_switch,
-    "keep": _build_keep,
-    "reject": lambda entry: lambda value: OFF if is_off(value) else reject(entry["reject"]),
-    "note": lambda entry: lambda value: NOT_SET if value is None else note(entry["note"]),
-    "file": lambda entry: translate_file,
+KINDS: dict[str, Callable[[Entry, Any], Translation]] = {
+    "to": _claim,
+    "quantity": _claim,
+    "choice": _choose,
+    "switch": _switch,
+    "keep": _keep,
+    "reject": lambda entry, value: OFF if is_off(value) else reject(entry["reject"]),
+    "note": lambda entry, value: NOT_SET if value is None else note(entry["note"]),
+    "file": lambda entry, value: translate_file(value),
 }
 
 
@@ -268,27 +233,21 @@ def translate_hosts(value: Any) -> Translation:
     return derive({"nodes": len(parse_word(value).split(","))})
 
 
-def _translate_gpus(claim: str) -> Rule:
+def _count_gpus(claim: str, value: Any) -> Translation:
     """`gpu:a100:2`, `a100:2`, `gpu:2` or `2`."""
-
-    def rule(value: Any) -> Translation:
-        parts = [part for part in parse_word(value).split("(")[0].split(":") if part]
-        if parts[:1] == ["gpu"]:
-            parts = parts[1:] or ["1"]
-        if "," in parse_word(value) or len(parts) > 2 or not parts:
-            return FOR_SCHEDULER
-        if len(parts) == 1 and not parts[0].isdecimal():
-            parts.append("1")
-        claims: dict[str, Any] = {claim: parse_int(parts[-1])}
-        if len(parts) == 2:
-            claims["device_name"] = parts[0]
-        return derive(claims)
-
-    return rule
+    parts = [part for part in parse_word(value).split("(")[0].split(":") if part]
+    if parts[:1] == ["gpu"]:
+        parts = parts[1:] or ["1"]
+    if "," in parse_word(value) or len(parts) > 2 or not parts:
+        return FOR_SCHEDULER
+    if len(parts) == 1 and not parts[0].isdecimal():
+        parts.append("1")
+    claims: dict[str, Any] = {claim: parse_int(parts[-1])}
+    return derive({**claims, "device_name": parts[0]} if len(parts) == 2 else claims)
 
 
 def translate_gres(value: Any) -> Translation:
-    return _translate_gpus("gpus_per_node")(value) if parse_word(value).startswith("gpu") else FOR_SCHEDULER
+    return _count_gpus("gpus_per_node", value) if parse_word(value).startswith("gpu") else FOR_SCHEDULER
 
 
 def translate_strategy(value: Any) -> Translation:
@@ -296,7 +255,7 @@ def translate_strategy(value: Any) -> Translation:
     text = str(value).lower().removesuffix("strategy").split(".")[-1]
     if stage := re.fullmatch(r"deepspeed_stage_([123])(_offload)?", text):
         claims: dict[str, Any] = {"parallel.strategy": f"zero{stage[1]}"}
-        return accept({**claims, "parallel.offload": True} if stage[2] else claims)
+        return accept(claims | ({"parallel.offload": True} if stage[2] else {}))
     if text in ("auto", "singledevice", "single_device"):
         return keep("auto is ddp above one rank")
     name = re.sub(r"_(spawn|fork|notebook|find_unused_parameters_(true|false))", "", text)
@@ -321,25 +280,25 @@ def translate_betas(value: Any) -> Translation:
 
 def translate_weight_decay(value: Any) -> Translation:
     """torch decays every parameter; a run file, unless it is set otherwise, matrices alone."""
-    claims: dict[str, Any] = {"train.weight_decay": parse_number(value)}
-    return accept({**claims, "train.decay": "all"} if parse_number(value) else claims)
+    decay = parse_number(value)
+    return accept({"train.weight_decay": decay} | ({"train.decay": "all"} if decay else {}))
 
 
 def translate_epochs(value: Any) -> Translation:
-    if parse_number(value) % 1:  # infinity too
+    epochs = parse_number(value)
+    if epochs % 1:  # infinity too
         return reject("a run has whole epochs; give its length as train.steps")
-    if parse_number(value) < 1:
-        return reject("a run has at least one epoch")
-    return accept({"train.epochs": int(parse_number(value))})
+    return accept({"train.epochs": int(epochs)}) if epochs >= 1 else reject("a run has at least one epoch")
 
 
 def translate_warmup_steps(value: Any) -> Translation:
     """Translate a number of steps, which takes precedence over a ratio, or below 1 a share of the run."""
-    if parse_number(value) == 0:
+    length = parse_number(value)
+    if length == 0:
         return OFF
-    if parse_number(value) < 1:
-        return accept({"train.warmup": parse_number(value)})
-    return accept({"train.warmup_steps": parse_int(value)}, priority=1)
+    return (
+        accept({"train.warmup": length}) if length < 1 else accept({"train.warmup_steps": parse_int(value)}, priority=1)
+    )
 
 
 def translate_fsdp_words(value: Any) -> Translation:
@@ -353,14 +312,11 @@ def translate_fsdp_words(value: Any) -> Translation:
     words = value.split() if isinstance(value, str) else [str(part) for part in value]
     ways = [SHARDS[part] for part in words if part in SHARDS]
     claims: dict[str, Any] = {"parallel.strategy": ways[0]} if ways else {}
-    if "offload" in words:
-        claims["parallel.offload"] = True
+    claims |= {"parallel.offload": True} if "offload" in words else {}
     return accept(claims) if claims else reject("no known word")
 
 
 FUNCTIONS: dict[str, Rule] = {
-    "gpus": _translate_gpus("gpus"),
-    "gpus_per_node": _translate_gpus("gpus_per_node"),
-    "gpus_per_task": _translate_gpus("gpus_per_task"),
+    **{claim: partial(_count_gpus, claim) for claim in ("gpus", "gpus_per_node", "gpus_per_task")},
     **{name.removeprefix("translate_"): rule for name, rule in globals().items() if name.startswith("translate_")},
 }
