@@ -3,14 +3,16 @@
 #   eval "$(paceline completion zsh)"
 _paceline() {
   local -a verbs options keys
-  verbs=(@described@)
-  keys=(@keys@)
+  verbs=({% for verb, help in helps.items() %}{{ " " if not loop.first }}{{ (verb ~ ":" ~ help) | quote }}{% endfor %})
+  keys=({{ keys | join(" ") }})
   if (( CURRENT == 2 )); then
     _describe verb verbs
     return
   fi
   case "$words[2]" in
-@cases@
+{% for verb, words in options.items() %}
+    {{ verb }}) options=({{ words | join(" ") }}) ;;
+{% endfor %}
   esac
   if [[ "$PREFIX" == -* ]]; then
     compadd -- $options

@@ -103,21 +103,18 @@ def run_logs(arguments: argparse.Namespace) -> int:
 
 def _follow_log(job: str, file: Path, offsets: dict[str, int]) -> None:
     """Print a log until its job has ended. Once the queue has answered, failed polls are ignored: the job runs on."""
-    asked, answered = 0.0, False
+    asked, state = 0.0, None
     while True:
         if time.monotonic() - asked > ASK_EVERY_S:
             asked = time.monotonic()
             try:
                 state = commands.fetch_job_states([job], sure=True).get(job)
-                answered = True
             except PacelineError:
-                if not answered:
+                if state is None:
                     raise
-            else:
-                if state is None or not state.active:
-                    _print_log(job, file, offsets)
-                    return
         _print_log(job, file, offsets)
+        if state is None or not state.active:
+            return
         time.sleep(READ_EVERY_S)
 
 
@@ -208,17 +205,14 @@ def print_queue(spec: RunSpec, asked: JobOptions, site: str | None, words: Seque
 
 
 def _parse_source(words: Sequence[str]) -> SpecSource:
-    if not words or ("=" in words[0] and not Path(words[0]).exists()):
-        message = "which run? write it as  paceline submit RUN.yaml [section.key=value ...]"
-        raise UserError(message, code="missing-value")
+    if not words or not Path(words[0], "spec.yaml").is_file():
+        return load_spec(words, "submit")
     first, *overrides = words
-    if Path(first, "spec.yaml").is_file():
-        if overrides:
-            command = f"paceline train --resume {shlex.quote(first)} {shlex.quote(overrides[0])}"
-            message = f"{overrides[0]}: {first} resumes as it started; to change what may change, type  {command}"
-            raise UserError(message, code="conflict", key=overrides[0].partition("=")[0])
-        return Path(first)
-    return load_spec(words, "submit")
+    if overrides:
+        command = f"paceline train --resume {shlex.quote(first)} {shlex.quote(overrides[0])}"
+        message = f"{overrides[0]}: {first} resumes as it started; to change what may change, type  {command}"
+        raise UserError(message, code="conflict", key=overrides[0].partition("=")[0])
+    return Path(first)
 
 
 def _describe_queue_state(state: JobState | None) -> str:

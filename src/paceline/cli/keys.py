@@ -200,26 +200,13 @@ def run_completion(arguments: argparse.Namespace) -> int:
 
 def build_completion_script(shell: str, parser: argparse.ArgumentParser, keys: Sequence[str]) -> str:
     """Build a script that completes words without starting Python."""
+    from jinja2 import Environment
+
     helps, options = list_options(parser)
-    cases: list[str] = []
-    if shell == "bash":
-        cases = [f"    {verb}) options={shlex.quote(' '.join(words))} ;;" for verb, words in options.items()]
-        parts = {"verbs": shlex.quote(" ".join(helps)), "keys": shlex.quote(" ".join(keys))}
-    elif shell == "zsh":
-        cases = [f"    {verb}) options=({' '.join(words)}) ;;" for verb, words in options.items()]
-        described = " ".join(shlex.quote(f"{verb}:{help}") for verb, help in helps.items())
-        parts = {"described": described, "keys": " ".join(keys)}
-    else:
-        first = "complete -c paceline -n __fish_use_subcommand -f -a"
-        later = "complete -c paceline -n '__fish_seen_subcommand_from"
-        lines = [f"{first} {verb} -d {shlex.quote(help)}" for verb, help in helps.items()]
-        lines += [f"{later} {verb}' -l {word[2:]}" for verb, words in options.items() for word in words]
-        lines += [f"complete -c paceline -n 'not __fish_use_subcommand' -a '{key}='" for key in keys]
-        parts = {"lines": "\n".join(lines)}
     text = Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
-    for name, value in {**parts, "cases": "\n".join(cases)}.items():
-        text = text.replace(f"@{name}@", value)
-    return text
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment.filters["quote"] = shlex.quote
+    return environment.from_string(text).render(helps=helps, options=options, keys=keys)
 
 
 def list_options(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[str]]]:

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from paceline.api import train
 from paceline.cli.arguments import load_spec
-from paceline.errors import UserError
 from paceline.io.arguments import make_output_folder, option_error
 from paceline.io.files import print_json
 from paceline.io.terminal import build_console, print_text, warn
@@ -19,9 +18,6 @@ SHOWN = 30
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     words = arguments.words
-    if not words or "=" in words[0]:
-        usage = "paceline sweep RUN.yaml section.key=VALUE,VALUE"
-        raise UserError(f"no run file given; write it as  {usage}", code="missing-value")
     spec, choices = load_spec(words[:1], "sweep"), _parse_options(arguments)
     if arguments.trial is not None or arguments.show:
         plan = build_sweep_plan(spec, words[1:], arguments.out, choices)

@@ -171,8 +171,7 @@ def build_job_request(
     ways = f"{nodes} node{'s' * (nodes != '1')} × {per_node} rank{'s' * (per_node > 1)}"
     request.reasons.append(f"{ways}: {_describe_choice(machines, asked, spec)}{_describe_layout(found)}")
     if machines.on_gpu:
-        kind = site.gpu_type or (partition.gpu_type if partition else "")
-        request.gpus = f"{kind}:{per_node}" if kind else str(per_node)
+        request.gpus = format_gpus(site.gpu_type or (partition.gpu_type if partition else ""), per_node)
     elif partition is not None and partition.gpus and spec.parallel.device != "cpu":
         nodes_have = f"nodes of {partition.name} have {partition.gpus} (--gpus-per-node)"
         request.reasons.append(f"no GPU: none is asked for; {nodes_have}")
@@ -184,6 +183,11 @@ def build_job_request(
         _set_memory(request, partition)
     request.reasons += _weigh_request(request, spec, machines)
     return request
+
+
+def format_gpus(kind: str | None, count: int) -> str:
+    """Return the GPUs of a node as sbatch takes them: `a100:4`, or `4`."""
+    return f"{kind}:{count}" if kind else str(count)
 
 
 def find_partition(name: str | None, partitions: Mapping[str, Partition]) -> Partition | None:

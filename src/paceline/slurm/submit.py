@@ -26,6 +26,7 @@ from paceline.slurm.request import (
     build_job_request,
     build_sbatch_options,
     find_partition,
+    format_gpus,
     resolve_ranks_per_node,
 )
 from paceline.slurm.site_file import SiteFile, read_site
@@ -59,12 +60,12 @@ def submit(
     partitions = _list_partitions(dry_run)
     site = find_site_partition(site, asked, partitions)
     request = build_job_request(spec, site, asked, partitions, anyway=anyway)
-    folder = Path(out) if out is not None else site.runs or RUNS_FOLDER
+    folder = _run_folder(site, out, spec.name)
     if dry_run:
-        target = resumed or RunDir(folder / spec.name)
+        target = resumed or RunDir(folder)
         script = render_script(request, target, site, resumed is not None)
         return SubmittedJob(target.path, target.path / JOB_SCRIPT, script, tuple(request.reasons))
-    claimed = resumed or RunDir.claim(folder, spec.name, request.spec)
+    claimed = resumed or RunDir.claim(folder.parent, spec.name, request.spec)
     try:
         return _send_job(request, claimed, site, resumed is not None)
     except PacelineError:
@@ -102,9 +103,11 @@ def _last_machines(run: RunDir) -> JobOptions:
     nodes, per_node = last.get("nodes"), last.get("per_node")
     if not isinstance(nodes, str) or not isinstance(per_node, int):
         return {}
-    if last.get("gpus"):
-        return {"nodes": nodes, "gpus_per_node": per_node}
-    return {"nodes": nodes, "ranks_per_node": per_node}
+    return {"nodes": nodes, "gpus_per_node" if last.get("gpus") else "ranks_per_node": per_node}  # type: ignore[misc]
+
+
+def _run_folder(site: SiteFile, out: str | Path | None, name: str) -> Path:
+    return (Path(out) if out is not None else site.runs or RUNS_FOLDER) / name
 
 
 def _build_batch_job(site: SiteFile, folder: Path, log: str, **values: Any) -> BatchJob:
@@ -186,17 +189,17 @@ def submit_measure(
     most = max(counts)
     if gpus is not None and gpus < most:
         raise option_error("--gpus-per-node", f"{gpus}: {most} ranks need {most}", "does-not-fit")
-    folder = ((out or site.runs or RUNS_FOLDER) / f"{name}-measure").resolve()
+    folder = _run_folder(site, out, f"{name}-measure").resolve()
     job = _build_batch_job(
         site,
         folder,
         "slurm-%A_%a.out",
-        name=f"{name}-measure",
+        name=folder.name,
         note=f"{name}: measured on up to {most} ranks of a node",
         command=("measure", str(Path(words[0]).resolve()), *words[1:]),
         nodes="1",
         per_node=1,  # `measure` starts its ranks itself
-        gpus="" if gpus is None else f"{site.gpu_type}:{most}" if site.gpu_type else str(most),
+        gpus=format_gpus(site.gpu_type, most) if gpus else "",
         hours=hours,
         options=build_sbatch_options(site, asked, most * (site.cpus_per_rank or 1)),
     )
@@ -216,11 +219,9 @@ def submit_command(
     script = next((word for word in words if word.endswith(".py")), words[-1])
     name = re.sub(r"[^\w.-]+", "-", Path(script).stem, flags=re.ASCII)
     gpus, hours, available = _resolve_unplanned(asked, site, dry_run)
-    if gpus is None:
-        gpus = available or None
-    on_gpu = gpus is not None and "ranks_per_node" not in asked
+    gpus = gpus or available
     nodes, per_node = str(asked.get("nodes", "1")), gpus or 1
-    folder = ((out or site.runs or RUNS_FOLDER) / name).resolve()
+    folder = _run_folder(site, out, name).resolve()
     job = _build_batch_job(
         site,
         folder,
@@ -230,7 +231,7 @@ def submit_command(
         command=words,
         nodes=nodes,
         per_node=per_node,
-        gpus="" if not on_gpu else f"{site.gpu_type}:{gpus}" if site.gpu_type else str(gpus),
+        gpus=format_gpus(site.gpu_type, gpus) if gpus and "ranks_per_node" not in asked else "",
         hours=hours,
         options=build_sbatch_options(site, asked, site.cpus_per_rank),
     )
