@@ -102,23 +102,17 @@ def test_the_trainer_and_deepspeed_with_defaults_of_their_own(write):
     assert (train["log_every"], train["clip"], train["schedule"]) == (1, 0.0, "linear")
 
 
-@pytest.mark.parametrize(("stage", "offload"), [(2, None), (3, True)])
-@pytest.mark.parametrize("key", ["offload_param.device", "cpu_offload_param"])
-def test_only_stage_3_offloads_parameters(write, stage, offload, key):
-    value = {"device": "cpu"} if "." in key else True
-    adopted = paceline.adopt(write("ds.json", {"zero_optimization": {"stage": stage, key.split(".")[0]: value}}))
-    assert adopted.values["parallel"].get("offload") is offload
+@pytest.mark.parametrize(
+    ("key", "least"), [("offload_param.device", 3), ("cpu_offload_param", 3), ("offload_optimizer.device", 2)]
+)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_is_sharded_is_offloaded(write, stage, key, least):
+    name, dot, _ = key.partition(".")
+    value = {"device": "cpu"} if dot else True
+    adopted = paceline.adopt(write("ds.json", {"zero_optimization": {"stage": stage, name: value}}))
+    assert adopted.values["parallel"].get("offload", False) is (stage >= least)
     outcome = row(adopted, f"zero_optimization.{key}").outcome
-    assert outcome is (Outcome.TRANSLATED if offload else Outcome.NOT_SUPPORTED)
-
-
-@pytest.mark.parametrize(("stage", "offload"), [(0, None), (1, None), (2, True), (3, True)])
-def test_offload_without_shards_is_not_supported(write, stage, offload):
-    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
-    adopted = paceline.adopt(write("ds.json", {"zero_optimization": zero}))
-    assert adopted.values["parallel"].get("offload") is offload
-    outcome = row(adopted, "zero_optimization.offload_optimizer.device").outcome
-    assert outcome is (Outcome.TRANSLATED if offload else Outcome.NOT_SUPPORTED)
+    assert outcome is (Outcome.TRANSLATED if stage >= least else Outcome.NOT_SUPPORTED)
 
 
 def test_an_unknown_key_has_a_row_and_the_nearest_name(write, ask):

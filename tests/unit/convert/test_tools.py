@@ -261,12 +261,40 @@ def test_accelerate_starts_one_process_where_nothing_is_distributed(tmp_path, ki
     assert became(adopted, "mixed_precision") == "kept"
 
 
-@pytest.mark.parametrize("word", ['"${MPI_LAUNCH[@]}" python', "$MPI python", "$PYTHON", "jsrun -r 4 python"])
-def test_an_unknown_launcher_is_pointed_out(tmp_path, word):
-    adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\nsource common.sh\n{word} t.py --batch_size 4\n")
-    assert holds(adopted, "{workload: t.py, train: {global_batch: 4}}")
-    assert [row.key for row in adopted.rows if row.review] == ["launcher"]
-    assert {"parallel.ranks", "train.global_batch"} <= adopted.fill_in.keys()
+# name: (job script, what the run file has, the keys to look at, a key to fill in)
+JOBS = {
+    "array as launcher": ('"${MPI_LAUNCH[@]}" python t.py --batch_size 4', "", "launcher", "train.global_batch"),
+    "variable as launcher": ("source common.sh\n$MPI python t.py --batch_size 4", "", "launcher", "parallel.ranks"),
+    "variable as python": ("$PYTHON t.py --lr 4", "{workload: t.py, train: {lr: 4.0}}", "launcher", "parallel.ranks"),
+    "site's launcher": ("jsrun -r 4 python t.py", "{workload: t.py}", "launcher", "parallel.ranks"),
+    "other launcher": ("#SBATCH -N 2\nflurun -n 2 python t.py\necho python t.py done", "", "command", ""),
+    "one process on 2 nodes": ("#SBATCH -N 2\nsrun -n2 ray start\npython t.py", "", "", "parallel.ranks"),
+    "one process on 4 GPUs": ("#SBATCH -N 1 --gres=gpu:4\npython t.py", "", "", "parallel.ranks"),
+    "one task": ("#SBATCH -N 2 --gres=gpu:4\nsrun -n2 ray start\nsrun -N1 -n1 python t.py", "", "", "parallel.ranks"),
+    "option of the script": (
+        *("python t.py --batch_size auto --seed 3", "{data: {arguments: [--batch_size, auto, --seed, '3']}}"),
+        *("--batch_size", ""),
+    ),
+    "module": (
+        *("torchrun --nproc_per_node=4 -m my.train --n $N", "{data: {arguments: [--n, $N]}, parallel: {ranks: 4}}"),
+        *("script --n", "workload"),
+    ),
+    "unknown script": ("torchrun --nproc_per_node=4 $SCRIPT --n $N", "", "script --n", "workload"),
+    "unknown ranks": ("#SBATCH --gpus-per-node=8\nsrun -n $((N * 8)) python t.py", "", "--ntasks", "parallel.ranks"),
+    "unknown model": (
+        *("torchrun t.py --model_name_or_path $1 --output_dir o --num_train_epochs 1", "{workload: transformers}"),
+        *("--model_name_or_path", "model.init_from"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_only_the_job_or_the_script_knows_is_pointed_out(tmp_path, name):
+    text, expected, review, fill_in = JOBS[name]
+    adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\n{text}\n")
+    assert holds(adopted, expected)
+    assert {row.key for row in adopted.rows if row.review} == {*review.split()}
+    assert not fill_in or fill_in in adopted.fill_in
 
 
 def test_a_configuration_of_the_script_s_own_is_left_to_it(tmp_path):
@@ -284,59 +312,13 @@ def test_devices_asked_for_in_all_or_by_task_are_in_the_site_file(tmp_path, opti
     assert adopted.site["gpus_per_node"] == 3
 
 
-def test_a_command_of_another_launcher_is_listed(tmp_path):
-    text = "#!/bin/sh\n#SBATCH -N 2\nmodule load python gcc\nflurun -n 2 python t.py --lr 0.1\necho python t.py done\n"
-    adopted = adopted_of(tmp_path, "job.sh", text)
-    assert [row.value for row in adopted.rows if row.review] == ["flurun -n 2 python t.py --lr 0.1"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "start"),
-    [("-N 2", "python"), ("-N 1 --gres=gpu:4", "python"), ("-N 2 --gres=gpu:4", "srun -N1 -n1 python")],
-)
-def test_one_process_on_several_nodes_or_devices_is_to_fill_in(tmp_path, asked, start):
-    adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\n#SBATCH {asked}\nsrun -n2 ray start\n{start} t.py\n")
-    assert "parallel.ranks" in adopted.fill_in
-
-
 def test_nothing_of_a_job_is_dropped_in_silence(tmp_path):
-    text = "#!/bin/sh\n#PBS -l select=2\npython prepare.py\nmpiexec -n 8 python t.py --lr $LR --o x\npython test.py\n"
-    adopted = adopted_of(tmp_path, "job.pbs", text)
+    text = "#PBS -l select=2\npython prepare.py\nmpiexec -n 8 python t.py --lr $LR --o ${O:-x}\npython test.py\n"
+    adopted = adopted_of(tmp_path, "job.pbs", f"#!/bin/sh\n{text}")
     assert became(adopted, "#PBS") == "noted"
     assert [row.value for row in adopted.rows if row.key == "command"] == ["python prepare.py", "python test.py"]
+    assert [row.value for row in adopted.rows if row.key == "assumed"] == ["O=x"]
     assert [row.key for row in adopted.rows if row.review] == ["--lr"]
-
-
-def test_an_option_that_only_the_script_understands_is_pointed_out(tmp_path):
-    adopted = adopted_of(tmp_path, "job.sh", "#!/bin/bash\npython eval.py --batch_size auto --seed 3\n")
-    assert adopted.values["data"]["arguments"] == ["--batch_size", "auto", "--seed", "3"]
-    assert [row.key for row in adopted.rows if row.review] == ["--batch_size"]
-
-
-def test_a_module_or_unknown_script_keeps_its_arguments(tmp_path):
-    for script in ("-m my.train", "$SCRIPT"):
-        adopted = adopted_of(tmp_path, "start.sh", f"#!/bin/sh\ntorchrun --nproc_per_node=4 {script} --lr 0.1 --n $N\n")
-        assert holds(adopted, "{data: {arguments: [--lr, '0.1', --n, $N]}, parallel: {ranks: 4}}")
-        assert {"script", "--n"} <= {row.key for row in adopted.rows if row.review}
-        assert "workload" in adopted.fill_in
-
-
-def test_ranks_that_only_the_job_knows_are_to_fill_in(tmp_path):
-    text = "#!/bin/sh\n#SBATCH --gpus-per-node=8\nsrun -n $((N * 8)) python t.py ${BS:-4}\n"
-    adopted = adopted_of(tmp_path, "job", text)
-    assert "parallel.ranks" in adopted.fill_in
-    assert [row.value for row in adopted.rows if row.key == "assumed"] == ["BS=4"]
-
-
-def test_a_model_that_only_the_job_knows_is_to_fill_in(tmp_path):
-    text = (
-        "#!/bin/bash\ntorchrun t.py --model_name_or_path $1 --learning_rate 1e-5 --output_dir o --num_train_epochs 1\n"
-    )
-    adopted = adopted_of(tmp_path, "job", text)
-    assert {"model", "name"} & adopted.values.keys() <= {"name"}
-    assert "$" not in str(adopted.values)
-    assert next(iter(adopted.fill_in)) == "model.init_from"
-    assert "--model_name_or_path" in [row.key for row in adopted.rows if row.review]
 
 
 def test_a_job_script_makes_a_site_file_too(tmp_path):

@@ -123,13 +123,10 @@ def test_a_run_beyond_the_limit_says_how_many_jobs_it_takes(lm):
     assert f"2 h 00 min for a job: the limit here, in about {jobs:.0f} jobs, one after the other" in made.reasons
 
 
-def test_a_job_on_cores_asks_for_memory(small):
+def test_a_job_on_cores_asks_for_memory_up_to_that_of_a_node(small):
     made = asked(small, SiteFile(partition="cpu", cpus_per_rank=2), nodes="2")
     assert (made.gpus, made.ranks, made.options["cpus-per-task"]) == ("", 2, "2")
     assert 2000 < int(made.options["mem"].removesuffix("M")) < 10_000
-
-
-def test_more_memory_than_a_node_has_is_said_so(small):
     narrow = {"cpu": Partition("cpu", None, 4, 1_500, 0, "")}
     made = build_job_request(small, SiteFile(partition="cpu"), {"nodes": 1, "time": "1h"}, narrow)
     assert made.options["mem"] == "1500M"
@@ -221,8 +218,7 @@ def test_where_fewer_nodes_will_do_slurm_is_not_told_of_tasks(small, tmp_path, m
         submit(small, nodes="1-2", time="10m", dry_run=True, site=SiteFile(options={"cpus-per-task": "many"}))
 
 
-def test_from_python_words_are_checked_as_on_the_command_line(small, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_from_python_words_are_checked_as_on_the_command_line(small):
     with expect_error("unknown-key", "tme", match="did you mean 'time'"):
         submit(small, nodes=1, tme="10m", dry_run=True)
     script = submit(small, nodes=1, time="10m", memory=4000, dry_run=True).script
@@ -246,15 +242,6 @@ def test_a_run_that_goes_on_gets_the_machines_it_had(small, tmp_path, monkeypatc
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in same
     other = submit(run.path, nodes=3, time="10m", dry_run=True).script
     assert f"paceline train {run.path} parallel.strategy=ddp parallel.ranks=3 " in other
-
-
-def test_without_slurm_the_user_is_told_where_to_go(tmp_path, monkeypatch, ask):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "run.yaml").write_text("name: line\n")
-    told = ask("submit run.yaml --nodes 2")
-    assert (told.code, "there is no Slurm here (sbatch is not found)" in told.err) == (2, True)
-    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
 def test_a_sweep_of_measure_is_an_array(tmp_path, monkeypatch, ask):
@@ -322,7 +309,10 @@ def test_a_queue_that_does_not_answer_is_not_taken_for_an_empty_one(sent, tmp_pa
     assert "cancel" not in sent.jobs_file.read_text()
 
 
-def test_without_slurm_nothing_is_cancelled(sent, ask):
-    told = ask("cancel runs/small --json")
-    assert (told.code, "there is no Slurm here" in told.err) == (2, True)
+@pytest.mark.parametrize("words", ["cancel runs/small --json", "submit run.yaml --nodes 2"])
+def test_without_slurm_nothing_is_sent_or_cancelled(words, sent, tmp_path, ask):
+    (tmp_path / "run.yaml").write_text("name: line\n")
+    told = ask(words)
+    assert (told.code, "there is no Slurm here (sbatch is not found)" in told.err) == (2, True)
     assert "cancel" not in sent.jobs_file.read_text()
+    assert [run.name for run in (tmp_path / "runs").iterdir()] == ["small"]

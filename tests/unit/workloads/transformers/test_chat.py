@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 
 import hf_models
 import paceline
-from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.nn.chunked_loss import NOT_COUNTED
 from paceline.nn.nf4 import pack
@@ -20,33 +19,17 @@ from paceline.workloads.transformers.chat import PACKABLE, pack_lengths
 from results import expect_error
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chat")
-    hf_models.save_chat(folder / "llama")
-    hf_models.save("gpt2", folder / "plain")
-    hf_models.write_chats(folder / "chat.jsonl", 120)
-    return folder
-
-
 @pytest.fixture
-def make_spec(folder, corpus_cache):
-    def make(model="llama", data="chat.jsonl", source="jsonl", **overrides):
-        values = {
-            "name": "chat",
-            "workload": "transformers",
-            "model": {"init_from": str(folder / model)},
-            "data": {"source": source, "path": str(folder / data), "sequence": 64, "cache": str(corpus_cache)},
-            "train": {"steps": 4, "global_batch": 4, "lr": 3e-3, "log_every": 1},
-            "parallel": {"threads": 1},
-        }
-        return build_spec(values).replace(overrides)
+def make_spec(hf, run_file):
+    def make(model="chat", data="chat.jsonl", source="jsonl", **overrides):
+        texts = {"data.source": source, "data.path": str(hf / data), "data.sequence": 64}
+        return run_file(model, **{**texts, "train.global_batch": 4, "train.lr": 3e-3, **overrides})
 
     return make
 
 
-def spell(folder, ids):
-    return Tokenizer.from_file(str(folder / "llama" / "tokenizer.json")).decode(ids.tolist(), skip_special_tokens=False)
+def spell(hf, ids):
+    return Tokenizer.from_file(str(hf / "chat" / "tokenizer.json")).decode(ids.tolist(), skip_special_tokens=False)
 
 
 def write_rows(file, rows):
@@ -56,11 +39,11 @@ def write_rows(file, rows):
 PAIRS = [{"prompt": f"good number {n}", "response": f"{n} is red"} for n in range(20)]
 
 
-def test_the_loss_is_on_the_answers_and_what_ends_them(folder, make_spec):
+def test_the_loss_is_on_the_answers_and_what_ends_them(hf, make_spec):
     samples = build_workload(make_spec()).data("train")
     batch, number = samples.batch(np.array([len(samples) - 1]), np.array([0])), samples.rows[-1]
     counted = batch.labels[0] != NOT_COUNTED
-    said = spell(folder, batch.labels[0][counted])
+    said = spell(hf, batch.labels[0][counted])
     answers = [part for part in said.split("[SEP]") if part.strip()]
     assert len(number) > 1
     assert len(answers) >= len(number)
@@ -110,27 +93,27 @@ def test_rows_are_packed_tightly_and_each_once():
     assert len(rows) <= 1.1 * -(-lengths.sum() // 64)
 
 
-def test_prompts_and_responses_without_a_template(folder, make_spec):
-    write_rows(folder / "pairs.jsonl", PAIRS)
-    work = build_workload(make_spec("plain", "pairs.jsonl"))
+def test_prompts_and_responses_without_a_template(hf, make_spec):
+    write_rows(hf / "pairs.jsonl", PAIRS)
+    work = build_workload(make_spec("gpt2", "pairs.jsonl"))
     labels = work.data("train").batch(np.array([0]), np.array([0])).labels
     ends = work.corpus.special
     assert int((labels == ends).sum()) == len(work.data("train").rows[0])
 
 
-def test_the_loss_is_that_of_trl(folder, make_spec, tmp_path):
+def test_the_loss_is_that_of_trl(hf, make_spec, tmp_path):
     trl = pytest.importorskip("trl")
     import transformers
     from datasets import Dataset
 
-    write_rows(folder / "pairs.jsonl", PAIRS)
-    work = build_workload(make_spec("llama", "pairs.jsonl", **{"data.test_path": str(folder / "pairs.jsonl")}))
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "llama")
+    write_rows(hf / "pairs.jsonl", PAIRS)
+    work = build_workload(make_spec(data="pairs.jsonl", **{"data.test_path": str(hf / "pairs.jsonl")}))
+    model = transformers.AutoModelForCausalLM.from_pretrained(hf / "chat")
     named = [("user", "prompt"), ("assistant", "response")]
     rows = [[{"role": role, "content": row[key]} for role, key in named] for row in PAIRS]
     data = Dataset.from_list([{"prompt": row[:1], "completion": row[1:]} for row in rows])
     arguments = trl.SFTConfig(tmp_path, use_cpu=True, per_device_train_batch_size=len(rows), report_to=[], bf16=False)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "llama", pad_token="[PAD]")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(hf / "chat", pad_token="[PAD]")
     trainer = trl.SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer)
     batch = next(iter(trainer.get_train_dataloader()))
     theirs = trainer.compute_loss(trainer.model.eval(), batch)
@@ -151,19 +134,19 @@ def test_it_learns_to_answer_in_the_template(make_spec, tmp_path):
     assert "chat_template" in (tmp_path / "out" / "tokenizer_config.json").read_text()
 
 
-def test_adapters_beside_weights_in_4_bits(folder, make_spec, tmp_path):
+def test_adapters_beside_weights_in_4_bits(hf, make_spec, tmp_path):
     from safetensors.torch import load_file
 
     tuned = {"model.lora_rank": 2, "model.quantize": "nf4"}
-    spec = make_spec("llama", **tuned)
+    spec = make_spec(**tuned)
     result = paceline.train(spec, tmp_path, show=False)
     trained = paceline.open(result.path)
     packed = {n: p for n, p in trained.model.named_parameters() if p.dtype == torch.uint8}
-    before = load_file(folder / "llama" / "model.safetensors")
+    before = load_file(hf / "chat" / "model.safetensors")
     assert len(packed) == 12, "down_proj has 48 inputs, and stays"
     assert all(p.equal(pack(before[name])) for name, p in packed.items())
     assert result.summary.parameters == paceline.plan(spec, cluster="1x4090").cost_model.params
-    found = paceline.plan(make_spec("llama", **{"model.lora_rank": 2}), cluster="1x4090").cost_model
+    found = paceline.plan(make_spec(**{"model.lora_rank": 2}), cluster="1x4090").cost_model
     quantised = paceline.plan(spec, cluster="1x4090").cost_model
     saved = 4 * (found.stored_params - quantised.stored_params)
     assert saved == sum(4 * before[name].numel() - p.nbytes for name, p in packed.items())
@@ -174,17 +157,17 @@ def test_adapters_beside_weights_in_4_bits(folder, make_spec, tmp_path):
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, trained.model(ids).logits, rtol=1e-4, atol=1e-4)
-    without_weights = {"model.init_from": None, "model.config": str(folder / "llama")}
+    without_weights = {"model.init_from": None, "model.config": str(hf / "chat")}
     for change in ({"model.quantize": "nf4"}, {**tuned, **without_weights}):
         with expect_error("conflict"):
-            build_workload(make_spec("llama", **change)).prepare(print)
+            build_workload(make_spec(**change)).prepare(print)
 
 
-def test_a_column_of_texts_and_lines_of_a_file(folder, make_spec):
-    write_rows(folder / "texts.jsonl", [{"text": text} for text in hf_models.TEXTS])
-    (folder / "lines.txt").write_text("\n".join(hf_models.TEXTS))
-    column = build_workload(make_spec("plain", "texts.jsonl")).corpus
-    lines = build_workload(make_spec("plain", "lines.txt", "text", **{"data.documents": "lines"})).corpus
+def test_a_column_of_texts_and_lines_of_a_file(hf, make_spec):
+    write_rows(hf / "texts.jsonl", [{"text": text} for text in hf_models.TEXTS])
+    (hf / "lines.txt").write_text("\n".join(hf_models.TEXTS))
+    column = build_workload(make_spec("gpt2", "texts.jsonl")).corpus
+    lines = build_workload(make_spec("gpt2", "lines.txt", "text", **{"data.documents": "lines"})).corpus
     for corpus in (column, lines):
         ends = sum(int((split == corpus.special).sum()) for split in (corpus.train, corpus.test))
         assert ends == len(hf_models.TEXTS) + 2, "one after each document, and one before the first"
@@ -206,47 +189,47 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_ends_with_one_line(name, folder, make_spec):
+def test_bad_input_ends_with_one_line(name, hf, make_spec):
     overrides, rows, key, said = BAD[name]
-    (folder / "raise.jinja").write_text("{{ raise_exception('only system prompts') }}")
-    (folder / "broken.jinja").write_text("{% if")
-    (folder / "escape.jinja").write_text("{{ messages.__class__.__mro__ }}")
-    write_rows(folder / "bad.jsonl", rows)
-    given = {key: str(folder / value) for key, value in overrides.items()}
+    (hf / "raise.jinja").write_text("{{ raise_exception('only system prompts') }}")
+    (hf / "broken.jinja").write_text("{% if")
+    (hf / "escape.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    write_rows(hf / "bad.jsonl", rows)
+    given = {key: str(hf / value) for key, value in overrides.items()}
     with pytest.raises(UserError) as error:
-        build_workload(make_spec("llama", "bad.jsonl", **given)).prepare(print)
+        build_workload(make_spec(data="bad.jsonl", **given)).prepare(print)
     assert error.value.key == key
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("rule", "rows"), [("cut", 20), ("skip", 20)])
-def test_conversations_that_are_too_long_are_cut_or_skipped(rule, rows, folder, make_spec):
-    write_rows(folder / "long.jsonl", LONG)
-    corpus = build_workload(make_spec("llama", "long.jsonl", **{"data.too_long": rule})).corpus
-    assert len(corpus.train) + len(corpus.test) == rows, "cut, it has no answer left"
+@pytest.mark.parametrize("rule", ["cut", "skip"])
+def test_conversations_that_are_too_long_are_cut_or_skipped(rule, hf, make_spec):
+    write_rows(hf / "long.jsonl", LONG)
+    corpus = build_workload(make_spec(data="long.jsonl", **{"data.too_long": rule})).corpus
+    assert len(corpus.train) + len(corpus.test) == 20, "cut, it has no answer left"
 
 
-def test_a_template_may_mark_the_answers_itself(folder, make_spec):
+def test_a_template_may_mark_the_answers_itself(hf, make_spec):
     marked = "{% for m in messages %}{{ m.role }} {% generation %}{{ m.content }}[SEP]{% endgeneration %}{% endfor %}"
-    (folder / "marked.jinja").write_text(marked)
-    work = build_workload(make_spec(**{"data.template": str(folder / "marked.jinja")}))
+    (hf / "marked.jinja").write_text(marked)
+    work = build_workload(make_spec(**{"data.template": str(hf / "marked.jinja")}))
     labels = work.data("train").batch(np.array([0]), np.array([0])).labels[0]
-    said = spell(folder, labels[labels != NOT_COUNTED])
+    said = spell(hf, labels[labels != NOT_COUNTED])
     assert "good" in said
     assert "user" not in said
 
 
-def test_the_samples_of_the_page_are_those_that_are_trained(folder, make_spec):
+def test_the_samples_of_the_page_are_those_that_are_trained(hf, make_spec):
     page = (Path(__file__).parents[4] / "docs" / "transformers.md").read_text(encoding="utf-8")
     shown = page.split("<!-- three conversations -->")[1].split("```")[1::2]
-    (folder / "three.jsonl").write_text(shown[0].removeprefix("json\n"))
-    (folder / "page.jinja").write_text(shown[1].removeprefix("jinja\n").strip())
-    given = {"data.template": str(folder / "page.jinja"), "data.test_path": str(folder / "three.jsonl")}
+    (hf / "three.jsonl").write_text(shown[0].removeprefix("json\n"))
+    (hf / "page.jinja").write_text(shown[1].removeprefix("jinja\n").strip())
+    given = {"data.template": str(hf / "page.jinja"), "data.test_path": str(hf / "three.jsonl")}
     corpus, found = build_workload(make_spec(data="three.jsonl", **given)).corpus, []
     for number in range(3):
         pairs = zip(corpus.train.text_ids(number), corpus.train.target_ids(number) != NOT_COUNTED, strict=True)
         parts = [(own, np.array([token for token, _ in part])) for own, part in groupby(pairs, lambda pair: pair[1])]
-        texts = [(own, spell(folder, part).replace("\n", "⏎")) for own, part in parts]
+        texts = [(own, spell(hf, part).replace("\n", "⏎")) for own, part in parts]
         found.append("".join(f"«{text}»" if own else text for own, text in texts))
     assert found == shown[2].removeprefix("text\n").splitlines()
