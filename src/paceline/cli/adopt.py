@@ -15,13 +15,13 @@ from paceline.io.terminal import build_console
 MAX_VALUE_CHARS = 40
 
 
-def run_adopt(arguments: argparse.Namespace) -> int:
+def run_adopt(args: argparse.Namespace) -> int:
     console = build_console()
-    if arguments.line and arguments.command:
+    if args.line and args.command:
         raise option_error("--command", "another command is given after --; leave one of them out", "conflict")
-    command = arguments.line or shlex.join(arguments.command)
-    adopted = adopt(arguments.files, command=command, out=arguments.out, force=arguments.force)
-    if arguments.json:
+    command = args.line or shlex.join(args.command)
+    adopted = adopt(args.files, command=command, out=args.out, force=args.force)
+    if args.json:
         print_json(adopted.as_json())
         return 0
     console.print(build_adopt_table(adopted))

@@ -17,27 +17,27 @@ from paceline.launch.environment import SINGLE_RANK, detect_rank
 STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
 
 
-def run_doctor(arguments: argparse.Namespace) -> int:
-    if arguments.links:
+def run_doctor(args: argparse.Namespace) -> int:
+    if args.links:
         from paceline.cli.measure import run_measure_links
 
-        return run_measure_links(arguments)
+        return run_measure_links(args)
     console = build_console()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns about addresses without names
     rank_info = detect_rank(os.environ) or SINGLE_RANK
-    if arguments.nodes and rank_info is not SINGLE_RANK:
+    if args.nodes and rank_info is not SINGLE_RANK:
         problem = f"{rank_info.launcher} has started {rank_info.world} ranks already; leave it out"
         raise option_error("--nodes", problem, "conflict")
-    if arguments.nodes:
-        found = examine_nodes(arguments.nodes.split(","), arguments.words, arguments.out, arguments.by or SSH)
+    if args.nodes:
+        found = examine_nodes(args.nodes.split(","), args.words, args.out, args.by or SSH)
     else:
         from paceline.diagnostics.doctor import examine
 
-        spec = load_spec(arguments.words, "doctor") if arguments.words else None
-        found = examine(CheckContext(arguments.out, os.environ, spec, rank_info))
+        spec = load_spec(args.words, "doctor") if args.words else None
+        found = examine(CheckContext(args.out, os.environ, spec, rank_info))
     if rank_info.rank and not found.findings:
         return 0  # the first node prints them
-    if arguments.json:
+    if args.json:
         print_json(found.as_json())
     else:
         for part in render_examination(found):

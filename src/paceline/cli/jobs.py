@@ -42,16 +42,16 @@ MAX_LOG_BYTES = 1 << 20
 """Only the end of a longer log is shown."""
 
 
-def run_jobs(arguments: argparse.Namespace) -> int:
-    for folder in arguments.folders:
+def run_jobs(args: argparse.Namespace) -> int:
+    for folder in args.folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder of runs", code="not-found")
-    rows = collect_job_rows(arguments.folders)
-    if arguments.json:
+    rows = collect_job_rows(args.folders)
+    if args.json:
         print_json([asdict(row) for row in rows])
         return 0
     if not rows:
-        folders = ", ".join(map(str, arguments.folders or list_run_folders()))
+        folders = ", ".join(map(str, args.folders or list_run_folders()))
         print_text(f"no run in {folders} was submitted; submit one with  paceline submit RUN.yaml")
         return 0
     build_console().print(_build_jobs_table(rows[:SHOWN_JOBS]))
@@ -77,25 +77,25 @@ def _build_jobs_table(rows: list[JobRow]) -> Table:
     return table
 
 
-def run_logs(arguments: argparse.Namespace) -> int:
-    if arguments.follow and arguments.json:
+def run_logs(args: argparse.Namespace) -> int:
+    if args.follow and args.json:
         raise option_error("--follow", "--json prints once; leave one out", "conflict")
-    found = find_run(arguments.run)
-    jobs = [arguments.run] if is_job_id(arguments.run) else list_job_ids(found)
+    found = find_run(args.run)
+    jobs = [args.run] if is_job_id(args.run) else list_job_ids(found)
     if not jobs:
         message = f"{found.path} was not submitted; submit it with  paceline submit RUN.yaml"
         raise UserError(message, code="not-found", key=str(found.path))
     files = find_log_files(found, jobs)
     offsets: dict[str, int] = {}
-    if arguments.json:
+    if args.json:
         print_json([{"job": job, "log": files[job], "text": _read_new_text(job, files[job], offsets)} for job in jobs])
         return 0
     for job in jobs:
         _print_log(job, files[job], offsets, titled=len(jobs) > 1)
-    if not any(offsets.values()) and not arguments.follow:
+    if not any(offsets.values()) and not args.follow:
         state = commands.fetch_job_states(jobs).get(jobs[-1])
         print_text(f"job {jobs[-1]} has printed nothing yet" + (f": {state.state.lower()}" if state else ""))
-    if arguments.follow:
+    if args.follow:
         with suppress(KeyboardInterrupt):
             _follow_log(jobs[-1], files[jobs[-1]], offsets)
     return 0
@@ -140,15 +140,15 @@ def _read_new_text(job: str, file: Path, offsets: dict[str, int]) -> str:
     return text.decode(errors="replace")
 
 
-def run_cancel(arguments: argparse.Namespace) -> int:
+def run_cancel(args: argparse.Namespace) -> int:
     commands.require_slurm()
-    found = [find_active_jobs(given) for given in arguments.runs]  # cancel none if one cannot be found
+    found = [find_active_jobs(given) for given in args.runs]  # cancel none if one cannot be found
     for run, jobs in found:
         cancel_run(run, jobs)
-        if not arguments.json:
+        if not args.json:
             later = f"paceline submit {shlex.quote(str(run.path))}"
             print_text(f"cancelled job{'s' * (len(jobs) > 1)} {', '.join(jobs)}; resume later with  {later}")
-    if arguments.json:
+    if args.json:
         print_json([{"run": run.path, "jobs": jobs} for run, jobs in found])
     return 0
 
@@ -160,23 +160,23 @@ MEASURE_LINES = """  {file}
   when it is done:  paceline report {run}/ranks-*"""
 
 
-def run_submit(arguments: argparse.Namespace) -> int:
-    given = {name: getattr(arguments, name) for name in JobOptions.__annotations__}
+def run_submit(args: argparse.Namespace) -> int:
+    given = {name: getattr(args, name) for name in JobOptions.__annotations__}
     asked: Any = {name: value for name, value in given.items() if value is not None}
-    site, out, dry_run = arguments.site, arguments.out, arguments.dry_run
-    if arguments.queue:
-        return print_queue(load_spec(arguments.words, "submit"), asked, site, arguments.words, arguments.json)
-    if arguments.command:
-        sent = submit_command(arguments.command, asked, site, out, dry_run, arguments.checkpoints)
+    site, out, dry_run = args.site, args.out, args.dry_run
+    if args.queue:
+        return print_queue(load_spec(args.words, "submit"), asked, site, args.words, args.json)
+    if args.command:
+        sent = submit_command(args.command, asked, site, out, dry_run, args.checkpoints)
         lines = "  {file}"
-    elif arguments.measure:
-        sent, lines = submit_measure(arguments.words, arguments.ranks, asked, site, out, dry_run), MEASURE_LINES
+    elif args.measure:
+        sent, lines = submit_measure(args.words, args.ranks, asked, site, out, dry_run), MEASURE_LINES
     else:
-        source = _parse_source(arguments.words)
-        sent = submit(source, site=site, out=out, dry_run=dry_run, anyway=arguments.anyway, **asked)
+        source = _parse_source(args.words)
+        sent = submit(source, site=site, out=out, dry_run=dry_run, anyway=args.anyway, **asked)
         lines = RUN_LINES
     state = fetch_job_states([sent.job]).get(sent.job) if sent.job else None
-    if arguments.json:
+    if args.json:
         print_json({**asdict(sent), **({} if state is None else asdict(state))})
         return 0
     for reason in sent.reasons:

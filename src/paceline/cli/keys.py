@@ -113,12 +113,12 @@ NEAR = 0.75
 """Similarity of a word to a section, above which it is a misspelling."""
 
 
-def run_keys(arguments: argparse.Namespace) -> int:
+def run_keys(args: argparse.Namespace) -> int:
     console = build_console()
-    workload, words = arguments.workload or registry.DEFAULT_WORKLOAD, arguments.asked
+    workload, words = args.workload or registry.DEFAULT_WORKLOAD, args.asked
     known = list_keys(workload)
     found = _find_keys(known, words)
-    names = [] if found or arguments.workload else [name for name in registry.BUILT_IN if name != workload]
+    names = [] if found or args.workload else [name for name in registry.BUILT_IN if name != workload]
     others = {name: keys for name in names if (keys := _find_keys(list_keys(name), words))}
     sections = list(list_sections(workload))
     exact = any(key.name in words for key in found)
@@ -128,11 +128,11 @@ def run_keys(arguments: argparse.Namespace) -> int:
         everywhere = [] if slips else [key.name for name in registry.BUILT_IN for key in list_keys(name)]
         names = [*sections, *everywhere, *(name.rpartition(".")[2] for name in everywhere)]
         hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections)}"
-        of = workload if arguments.workload else "any workload"
+        of = workload if args.workload else "any workload"
         message = f"no key of {of} has {word!r} in its name or meaning{hint}"
         raise UserError(message, code="unknown-key", key=word)
     groups = {workload: found, **others}
-    if arguments.json:
+    if args.json:
         rows = [(name, key) for name, keys in groups.items() for key in keys]
         print_json([{**asdict(key), "allowed": key.allowed, "workload": name} for name, key in rows])
         return 0
@@ -182,19 +182,19 @@ def _render_key(key: Key) -> Any:
     return Group(head, Padding(Text(f"{key.meaning}{allowed}"), (0, 0, 0, 4)))
 
 
-def run_completion(arguments: argparse.Namespace) -> int:
+def run_completion(args: argparse.Namespace) -> int:
     from paceline.cli.main import build_parser, list_verbs
 
     commands, keys = build_parser(list(list_verbs())), [key.name for key in list_keys() if "." in key.name]
-    if arguments.json:
+    if args.json:
         helps, options = list_options(commands)
         verbs = {verb: {"about": help, "options": options[verb]} for verb, help in helps.items()}
         print_json({"verbs": verbs, "keys": keys})
-    elif arguments.shell is None:
+    elif args.shell is None:
         usage = 'eval "$(paceline completion bash)",  or zsh or fish'
         raise UserError(f"no shell given; write it as  {usage}", code="missing-value")
     else:
-        print_text(build_completion_script(arguments.shell, commands, keys))
+        print_text(build_completion_script(args.shell, commands, keys))
     return 0
 
 
@@ -230,8 +230,8 @@ def build_schema(kind: str) -> dict[str, Any]:
     return _finish_schema(f"A {kind} file of Paceline", section.model_json_schema())
 
 
-def run_schema(arguments: argparse.Namespace) -> int:
-    print_json(build_schema(arguments.kind))
+def run_schema(args: argparse.Namespace) -> int:
+    print_json(build_schema(args.kind))
     return 0
 
 

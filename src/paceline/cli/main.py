@@ -82,11 +82,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = build_parser(words)
     if words and not words[0].startswith("-") and words[0] not in list_verbs():
         parser.error(f"unknown verb {words[0]!r}{_suggest_verb(words[0])}; see  paceline --help")
-    arguments, extra = parser.parse_known_args(words)
-    if arguments.verb is None:
+    args, extra = parser.parse_known_args(words)
+    if args.verb is None:
         parser.error("no verb given; see  paceline --help")
-    arguments.command = command
-    _take_extra_words(parser, arguments, words, extra)
+    args.command = command
+    _take_extra_words(parser, args, words, extra)
     from paceline.launch.exit_codes import exit_command, exit_on_error
     from paceline.runlog.run_dir import trust_named_runs
 
@@ -94,9 +94,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `paceline.__main__` left it
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with exit_on_error():
-            if getattr(arguments, "trust", False):
-                trust_named_runs(vars(arguments))
-            exit_command(import_object(list_verbs()[arguments.verb].run)(arguments))
+            if getattr(args, "trust", False):
+                trust_named_runs(vars(args))
+            exit_command(import_object(list_verbs()[args.verb].run)(args))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -143,10 +143,10 @@ def _suggest_verb(word: str) -> str:
 
 
 def _take_extra_words(
-    parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: list[str], extra: list[str]
+    parser: argparse.ArgumentParser, args: argparse.Namespace, words: list[str], extra: list[str]
 ) -> None:
     """Add overrides that follow an option to the words of the verb; report an unknown option."""
-    takes_words = hasattr(arguments, "words")
+    takes_words = hasattr(args, "words")
     options = [word for word in extra if word.startswith("-") or not takes_words]
     if options:
         from paceline.cli.keys import list_options, suggest_key
@@ -154,7 +154,7 @@ def _take_extra_words(
 
         after = words[words.index(options[0]) + 1 :][:1]
         hint = suggest_key(options[0], *after) if takes_words else ""
-        hint = hint or did_you_mean(options[0], list_options(parser)[1][arguments.verb], cutoff=0.7)
-        parser.error(f"unknown argument {options[0]!r}{hint}; see  paceline {arguments.verb} --help")
+        hint = hint or did_you_mean(options[0], list_options(parser)[1][args.verb], cutoff=0.7)
+        parser.error(f"unknown argument {options[0]!r}{hint}; see  paceline {args.verb} --help")
     if extra:
-        arguments.words += extra
+        args.words += extra

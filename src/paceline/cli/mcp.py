@@ -56,7 +56,7 @@ def run_verb(verb: str, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def run_mcp(arguments: argparse.Namespace) -> int:
+def run_mcp(args: argparse.Namespace) -> int:
     try:
         from mcp.server import MCPServer
     except ImportError:

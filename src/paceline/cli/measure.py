@@ -24,44 +24,44 @@ from paceline.trials.check import build_parity_table, check
 MOST_RANKS = 1024
 
 
-def run_measure(arguments: argparse.Namespace) -> int:
-    if arguments.links:
-        return run_measure_links(arguments)
-    options = _check_options(arguments)
-    if arguments.baseline is not None:
-        return _run_gate(arguments, options)
+def run_measure(args: argparse.Namespace) -> int:
+    if args.links:
+        return run_measure_links(args)
+    options = _check_options(args)
+    if args.baseline is not None:
+        return _run_gate(args, options)
     try:
-        found = _measure(arguments, options)
+        found = _measure(args, options)
     except KeyboardInterrupt:
         warn("paceline: stopped; finished runs are kept, and the same command resumes")
         raise
-    if arguments.json:
+    if args.json:
         print_json({"name": found.name, "folder": found.folder, **found.to_json()})
         return 0
     console = build_console()
-    for part in render_measurement(found, arguments.verbose):
+    for part in render_measurement(found, args.verbose):
         console.print(part)
     console.print(f"written: {found.file}; all tables: -v; a page:  paceline report {found.folder}", soft_wrap=True)
     return 0
 
 
-def _run_gate(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+def _run_gate(args: argparse.Namespace, options: dict[str, Any]) -> int:
     """Write a baseline, or compare new runs with it; they are kept only with `--out`."""
     from paceline.measurement import baseline as gate
 
-    file = arguments.baseline
+    file = args.baseline
     check_output_file(file, "--baseline")
     before = gate.read_baseline(file) if file.exists() else None
-    if arguments.out is not None and (arguments.out / "measure.json").exists():
-        raise option_error("--out", f"{arguments.out} holds older runs; give a new folder, or leave it out", "conflict")
+    if args.out is not None and (args.out / "measure.json").exists():
+        raise option_error("--out", f"{args.out} holds older runs; give a new folder, or leave it out", "conflict")
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        now = gate.build_baseline(_measure(arguments, {**options, "out": arguments.out or Path(folder)}))
+        now = gate.build_baseline(_measure(args, {**options, "out": args.out or Path(folder)}))
     if before is None:
         write_json(file, asdict(now))
         print_text(f"written: {file}; the same command compares with it")
         return 0
     found = gate.compare_with_baseline(file, before, now)
-    if arguments.json:
+    if args.json:
         print_json({"regressions": [asdict(one) for one in found], "before": asdict(before), "now": asdict(now)})
     else:
         for line in gate.describe_comparison(file, found, before, now):
@@ -69,44 +69,44 @@ def _run_gate(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     return 1 if found else 0
 
 
-def _measure(arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
-    if arguments.command:
-        return _measure_command(arguments, options)
+def _measure(args: argparse.Namespace, options: dict[str, Any]) -> Measurement:
+    if args.command:
+        return _measure_command(args, options)
     from paceline.measurement.measure import measure
 
-    spec = load_spec(arguments.words, "measure")
-    if arguments.steps_by:
+    spec = load_spec(args.words, "measure")
+    if args.steps_by:
         raise option_error("--steps-by", "it needs a command after  --  instead of a run file", "conflict")
-    layouts = [word for word in arguments.layouts.split(",") if word]
-    alone = "single" in layouts and not arguments.ranks
-    ranks = parse_numbers(arguments.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
-    return measure(spec, [] if alone else ranks, layouts=layouts, weak=arguments.weak, **options)
+    layouts = [word for word in args.layouts.split(",") if word]
+    alone = "single" in layouts and not args.ranks
+    ranks = parse_numbers(args.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
+    return measure(spec, [] if alone else ranks, layouts=layouts, weak=args.weak, **options)
 
 
-def _measure_command(arguments: argparse.Namespace, options: dict[str, Any]) -> Measurement:
+def _measure_command(args: argparse.Namespace, options: dict[str, Any]) -> Measurement:
     from paceline.measurement.scripts.measure_command import measure_command
 
     for option in ("layouts", "weak"):
-        if getattr(arguments, option):
+        if getattr(args, option):
             raise option_error(f"--{option}", "the script of a command decides its layout; leave it out", "conflict")
-    if arguments.words:
-        raise option_error(arguments.words[0], "a command needs no run file; give one of them", "conflict")
-    ranks = parse_numbers(arguments.ranks or "1,2", "--ranks", different=True)
-    return measure_command(arguments.command, ranks, steps_by=arguments.steps_by, **options)
+    if args.words:
+        raise option_error(args.words[0], "a command needs no run file; give one of them", "conflict")
+    ranks = parse_numbers(args.ranks or "1,2", "--ranks", different=True)
+    return measure_command(args.command, ranks, steps_by=args.steps_by, **options)
 
 
-def _check_options(arguments: argparse.Namespace) -> dict[str, Any]:
+def _check_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return what run files and commands are measured with alike; raise UserError for an impossible number."""
     for name, least in (("steps", 4), ("repeats", 1)):
-        if getattr(arguments, name) < least:
-            raise option_error(f"--{name}", f"{getattr(arguments, name)} is too few; use {least} or more")
-    given = {name: getattr(arguments, name) for name in ("repeats", "steps", "out", "retry")}
-    return {**given, "price": check_price(arguments.price), "log": warn}
+        if getattr(args, name) < least:
+            raise option_error(f"--{name}", f"{getattr(args, name)} is too few; use {least} or more")
+    given = {name: getattr(args, name) for name in ("repeats", "steps", "out", "retry")}
+    return {**given, "price": check_price(args.price), "log": warn}
 
 
-def run_measure_links(arguments: argparse.Namespace) -> int:
+def run_measure_links(args: argparse.Namespace) -> int:
     gpus = len(list_gpu_names())
-    ranks = parse_numbers(getattr(arguments, "ranks", "") or str(max(2, gpus)), "--ranks", different=True)
+    ranks = parse_numbers(getattr(args, "ranks", "") or str(max(2, gpus)), "--ranks", different=True)
     if len(ranks) > 1 or not 2 <= ranks[0] <= MOST_RANKS:
         raise option_error("--ranks", "a link needs one number, 2 or more, as in  --links --ranks 2")
     place = detect_rank(os.environ)
@@ -119,29 +119,29 @@ def run_measure_links(arguments: argparse.Namespace) -> int:
     nodes = place.world // place.local_world if place is not None else 1
     ring = next(link for link in found if link.of_all_ranks and link.collective == "all_reduce")
     stored = store_measured_link(ring.bandwidth_bits_s / 8, ring.ranks, nodes, on_gpu=gpus >= ring.ranks // nodes)
-    if arguments.json:
+    if args.json:
         print_json(dump_links(found))
     else:
         console = build_console()
         console.print(build_links_table(found))
         console.print(f"a link carries {best.rate}: the most that a collective reached ({best.name})")
         console.print(f"stored for plans with {stored.device}: {links_file()}", soft_wrap=True)
-    if arguments.verb == "measure" and arguments.out is not None:
-        make_output_folder(arguments.out)
-        write_json(arguments.out / "links.json", dump_links(found))
-        warn(f"written: {arguments.out / 'links.json'}")
+    if args.verb == "measure" and args.out is not None:
+        make_output_folder(args.out)
+        write_json(args.out / "links.json", dump_links(found))
+        warn(f"written: {args.out / 'links.json'}")
     return 0
 
 
-def run_recalibrate(arguments: argparse.Namespace) -> int:
+def run_recalibrate(args: argparse.Namespace) -> int:
     """`calibrate --from`: correct a calibration by a measurement on its machine."""
     console = build_console()
     from paceline.measurement.recalibration import update_calibration
     from paceline.planner.calibration.calibration import default_calibration_path, describe_calibration_file
 
-    file = arguments.out or default_calibration_path()
-    correction, rows = update_calibration(arguments.measured, file)
-    if arguments.json:
+    file = args.out or default_calibration_path()
+    correction, rows = update_calibration(args.measured, file)
+    if args.json:
         print_json({"rows": [asdict(row) for row in rows], "correction": correction.describe(), "file": file})
         return 0
     for row in rows:
@@ -177,16 +177,16 @@ def render_measurement(found: Measurement, verbose: bool = False) -> Iterator[An
         yield from wrap_lines(finding.text + (f". To change it: {finding.advice}" if finding.advice else ""), "→ ")
 
 
-def run_check(arguments: argparse.Namespace) -> int:
-    spec = load_spec(arguments.words, "check")
-    numbers = {n: parse_numbers(getattr(arguments, n), f"--{n}", different=True) for n in ("ranks", "accumulate")}
-    if arguments.steps < 1:
-        raise option_error("--steps", f"{arguments.steps} is not a number of steps; use 1 or more")
-    layouts = [word for word in arguments.layouts.split(",") if word]
-    parity = check(spec, **numbers, steps=arguments.steps, layouts=layouts, out=arguments.out, log=warn)
+def run_check(args: argparse.Namespace) -> int:
+    spec = load_spec(args.words, "check")
+    numbers = {n: parse_numbers(getattr(args, n), f"--{n}", different=True) for n in ("ranks", "accumulate")}
+    if args.steps < 1:
+        raise option_error("--steps", f"{args.steps} is not a number of steps; use 1 or more")
+    layouts = [word for word in args.layouts.split(",") if word]
+    parity = check(spec, **numbers, steps=args.steps, layouts=layouts, out=args.out, log=warn)
     if not parity.rows:
         return 0
-    if arguments.json:
+    if args.json:
         held = {name: getattr(parity, name) for name in ("holds", "tolerance", "steps", "causes", "in_fp64", "no_fp64")}
         print_json({**held, "rows": parity.table()})
     elif parity.holds:
@@ -198,6 +198,6 @@ def run_check(arguments: argparse.Namespace) -> int:
         warn(f"paceline: the answer depends on the layout: {by}{parity.verdict}")
         for cause in parity.causes:
             warn(f"  cause: {cause}")
-    if not arguments.json:
+    if not args.json:
         build_console().print(build_parity_table(parity))
     return 0 if parity.holds else 1

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 PAGE_OPTIONS = "samples tokens mtbf restart price spot_price budget min_efficiency calibration"
 
 
-def build_spec_from_options(arguments: argparse.Namespace) -> "RunSpec | None":
+def build_spec_from_options(args: argparse.Namespace) -> "RunSpec | None":
     """Build the run that options describe instead of a run file; None if there are no such options."""
     given = {
-        option: (workload, what.key, str(vars(arguments)[what.key]))
+        option: (workload, what.key, str(vars(args)[what.key]))
         for option, (workload, what) in registry.list_plan_options().items()
-        if vars(arguments)[what.key] is not None
+        if vars(args)[what.key] is not None
     }
     if not given:
         return None
@@ -36,17 +36,17 @@ def build_spec_from_options(arguments: argparse.Namespace) -> "RunSpec | None":
     if first not in given:
         option, (_, key, _) = next(iter(given.items()))
         raise UserError(f"{option} needs {first}; with a run file, type  {key}=…", code="missing-value", key=option)
-    if files := [word for word in arguments.words if "=" not in word]:
+    if files := [word for word in args.words if "=" not in word]:
         message = f"{first} replaces a run file, and {files[0]!r} was given too; leave one of them out"
         raise UserError(message, code="conflict", key=first)
-    if arguments.emit:
+    if args.emit:
         raise option_error("--emit", f"launch files start a run file, not {first}; write one with these", "conflict")
     from paceline.config import COMMAND_LINE, build_spec, parse_overrides
     from paceline.config.registry import import_object
     from paceline.config.run_file import set_nested
 
     values: dict[str, Any] = {"name": workload, "workload": workload}
-    settings = {**parse_overrides(arguments.words), **{key: value for _, key, value in given.values()}}
+    settings = {**parse_overrides(args.words), **{key: value for _, key, value in given.values()}}
     origins, config = dict.fromkeys(settings, COMMAND_LINE), given[first][2]
     if suggest := registry.find_entry(workload).plan_defaults:
         suggested = import_object(suggest)(config)
@@ -56,96 +56,96 @@ def build_spec_from_options(arguments: argparse.Namespace) -> "RunSpec | None":
     return build_spec(values, origins)
 
 
-def run_plan(arguments: argparse.Namespace) -> int:
+def run_plan(args: argparse.Namespace) -> int:
     """Print the plan, or compare clusters; write --page, --out and --emit files; return 1 if nothing fits."""
     from paceline.planner.compare import Comparison
     from paceline.planner.target import resolve_target
 
-    spec = build_spec_from_options(arguments) or load_spec(arguments.words, "plan")
-    if arguments.queue:
+    spec = build_spec_from_options(args) or load_spec(args.words, "plan")
+    if args.queue:
         from paceline.cli.jobs import print_queue
 
-        return print_queue(spec, {}, arguments.site, arguments.words, arguments.json)
-    if arguments.site is not None:
+        return print_queue(spec, {}, args.site, args.words, args.json)
+    if args.site is not None:
         raise option_error("--site", "it is for --queue; leave it out, or add --queue", "conflict")
-    ask, clusters = _build_planner(arguments), arguments.cluster or [spec.cluster]
-    counts = parse_numbers(arguments.devices, "--devices") if arguments.devices else []
+    ask, clusters = _build_planner(args), args.cluster or [spec.cluster]
+    counts = parse_numbers(args.devices, "--devices") if args.devices else []
     if len(clusters) > 1 and counts:
         raise option_error("--devices", "several clusters are compared as they are; write  4xH100", "conflict")
-    for option, file in (("--page", arguments.page), ("--trace", arguments.trace)):
+    for option, file in (("--page", args.page), ("--trace", args.trace)):
         if file is not None:
             check_output_file(file, option)
     plans = [ask(spec, counts if len(clusters) == 1 else [resolve_target(name).devices], name) for name in clusters]
     comparison = Comparison(tuple(plans)) if len(plans) > 1 else None
     found = comparison.chosen.plan if comparison and comparison.chosen else plans[0]
-    if arguments.page is not None:
+    if args.page is not None:
         from paceline.planner.page.page import render_plan_page
 
-        warn(f"planning every setting of {arguments.page}")
+        warn(f"planning every setting of {args.page}")
         shown = [ask(spec, [], name) for name in clusters] if comparison else plans
-        write_atomic(arguments.page, render_plan_page(shown, ask, _page_command(arguments)))
-    if arguments.trace is not None:
-        write_json(arguments.trace, found.as_trace())
+        write_atomic(args.page, render_plan_page(shown, ask, _page_command(args)))
+    if args.trace is not None:
+        write_json(args.trace, found.as_trace())
     files: dict[str, str] = {}
-    if arguments.emit:
+    if args.emit:
         from paceline.planner.emit import build_launch_files
 
-        run_file = Path(arguments.words[0] if arguments.words else "")
-        files = build_launch_files(found, run_file, arguments.emit, arguments.words[1:])
+        run_file = Path(args.words[0] if args.words else "")
+        files = build_launch_files(found, run_file, args.emit, args.words[1:])
     from paceline.planner.rows import find_failed_claims
 
-    failed = list(find_failed_claims(found, arguments.claims or ()))
+    failed = list(find_failed_claims(found, args.claims or ()))
     result = comparison or found
-    if arguments.out is not None:
-        make_output_folder(arguments.out)
-        write_json(arguments.out / "plan.json", result.as_json())
+    if args.out is not None:
+        make_output_folder(args.out)
+        write_json(args.out / "plan.json", result.as_json())
         for name, text in files.items():
-            write_atomic(arguments.out / name, text)
-    if arguments.json:
+            write_atomic(args.out / name, text)
+    if args.json:
         print_json(result.as_json())
-    elif files and arguments.out is None:
+    elif files and args.out is None:
         for name, text in files.items():
             print_file(f"# ── {name}\n{text}" if len(files) > 1 else text)
     else:
         from paceline.planner.show import render_plan
 
         console = build_console()
-        for part in comparison.render() if comparison else render_plan(found, arguments.verbose):
+        for part in comparison.render() if comparison else render_plan(found, args.verbose):
             console.print(part)
-        if arguments.out is not None:
-            print_text("written: " + ", ".join(str(arguments.out / name) for name in ("plan.json", *files)))
-        for file in filter(None, (arguments.page, arguments.trace)):
+        if args.out is not None:
+            print_text("written: " + ", ".join(str(args.out / name) for name in ("plan.json", *files)))
+        for file in filter(None, (args.page, args.trace)):
             print_text(f"written: {file}")
     for claim in failed:
         warn(f"paceline: does not hold: {claim}")
     return 0 if found.fits and not failed else 1
 
 
-def _build_planner(arguments: argparse.Namespace) -> "Callable[[RunSpec, Sequence[int], str], Plan]":
+def _build_planner(args: argparse.Namespace) -> "Callable[[RunSpec, Sequence[int], str], Plan]":
     """Return a function that plans a spec on numbers of devices of a cluster, with the options of the command."""
     from paceline.planner.plan import plan
     from paceline.planner.rows import HourlyRates, Requirements
 
-    deadline = parse_hours(arguments.deadline, "--deadline") if arguments.deadline else None
+    deadline = parse_hours(args.deadline, "--deadline") if args.deadline else None
     options: dict[str, Any] = {
-        "price": HourlyRates(arguments.price, arguments.spot_price, arguments.spot, arguments.grid),
-        "samples": arguments.samples,
-        "tokens": arguments.tokens,
-        "mtbf_h": arguments.mtbf,
-        "restart_s": 3600 * parse_hours(arguments.restart, "--restart") if arguments.restart else None,
-        "calibration": arguments.calibration,
-        "requirements": Requirements(deadline, arguments.budget, arguments.min_efficiency),
+        "price": HourlyRates(args.price, args.spot_price, args.spot, args.grid),
+        "samples": args.samples,
+        "tokens": args.tokens,
+        "mtbf_h": args.mtbf,
+        "restart_s": 3600 * parse_hours(args.restart, "--restart") if args.restart else None,
+        "calibration": args.calibration,
+        "requirements": Requirements(deadline, args.budget, args.min_efficiency),
     }
     return lambda spec, devices, cluster: plan(spec, cluster, devices, **options)
 
 
-def _page_command(arguments: argparse.Namespace) -> list[str]:
+def _page_command(args: argparse.Namespace) -> list[str]:
     """Return the command that made the plan, which a page adds its settings to."""
     options = {f"--{name.replace('_', '-')}": name for name in PAGE_OPTIONS.split()}
     options |= {option: what.key for option, (_, what) in registry.list_plan_options().items()}
-    given = {option: vars(arguments)[key] for option, key in options.items()}
+    given = {option: vars(args)[key] for option, key in options.items()}
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    return ["paceline", "plan", *arguments.words, *words, *["--spot"] * arguments.spot]
+    return ["paceline", "plan", *args.words, *words, *["--spot"] * args.spot]
 
 
 def _is_calibration(path: Path) -> bool:
@@ -155,49 +155,49 @@ def _is_calibration(path: Path) -> bool:
         return False
 
 
-def _calibrate_run(arguments: argparse.Namespace, ranks: list[int]) -> int:
+def _calibrate_run(args: argparse.Namespace, ranks: list[int]) -> int:
     """Time the run's own steps on this machine, and correct the calibration by them."""
     from paceline.cli.measure import run_recalibrate
     from paceline.measurement.measure import measure
 
-    spec, cores = load_spec(arguments.words, "calibrate"), len(os.sched_getaffinity(0))
+    spec, cores = load_spec(args.words, "calibrate"), len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        arguments.measured = Path(folder) / f"{spec.name}-calibrate"
-        measure(spec, [n for n in ranks if n <= cores], repeats=2, steps=20, out=arguments.measured, log=warn)
-        return run_recalibrate(arguments)
+        args.measured = Path(folder) / f"{spec.name}-calibrate"
+        measure(spec, [n for n in ranks if n <= cores], repeats=2, steps=20, out=args.measured, log=warn)
+        return run_recalibrate(args)
 
 
-def run_calibrate(arguments: argparse.Namespace) -> int:
-    if arguments.measured is not None:
+def run_calibrate(args: argparse.Namespace) -> int:
+    if args.measured is not None:
         from paceline.cli.measure import run_recalibrate
 
-        return run_recalibrate(arguments)
+        return run_recalibrate(args)
     from torch import cuda
 
     from paceline.planner.calibration.calibrate import build_calibration_table, calibrate_machine
     from paceline.planner.calibration.calibration import default_calibration_path, describe_calibration_file
 
-    ranks = parse_numbers(arguments.ranks, "--ranks")
+    ranks = parse_numbers(args.ranks, "--ranks")
     if min(ranks) < 1 or max(ranks) > 64:
-        raise option_error("--ranks", f"{arguments.ranks} is not possible here; give numbers from 1 to 64")
-    path = arguments.out or default_calibration_path()
-    if arguments.out is not None and path.is_file() and not _is_calibration(path):
+        raise option_error("--ranks", f"{args.ranks} is not possible here; give numbers from 1 to 64")
+    path = args.out or default_calibration_path()
+    if args.out is not None and path.is_file() and not _is_calibration(path):
         problem = f"{path} exists and is not a calibration; name another file, or remove it"
         raise option_error("--out", problem, "conflict")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if arguments.threads < 0:
-        problem = f"{arguments.threads} is not possible; give 1 or more, or 0 to share the cores"
+    if args.threads < 0:
+        problem = f"{args.threads} is not possible; give 1 or more, or 0 to share the cores"
         raise option_error("--threads", problem)
-    if not (arguments.words and path.is_file()):
-        found = calibrate_machine(sorted(set(ranks)), warn, arguments.threads)
+    if not (args.words and path.is_file()):
+        found = calibrate_machine(sorted(set(ranks)), warn, args.threads)
         if cuda.is_available():  # after the ranks: they are forked from this process
             from paceline.planner.calibration.gpu_probes import measure_gpu
 
             found["gpu"] = measure_gpu(warn)
         write_json(path, found)
-    if arguments.words:
-        return _calibrate_run(arguments, ranks)
-    if arguments.json:
+    if args.words:
+        return _calibrate_run(args, ranks)
+    if args.json:
         print_json(found)
         return 0
     console = build_console()

@@ -30,25 +30,25 @@ SHOWN_ROWS = 20
 MAX_INPUT_CHARS = 56
 
 
-def run_predict(arguments: argparse.Namespace) -> int:
+def run_predict(args: argparse.Namespace) -> int:
     console = build_console()
-    out: Path | None = arguments.out
+    out: Path | None = args.out
     if out is not None:
         _check_out_path(out)
-    trained = open_run(arguments.run, "best" if arguments.best else "newest", code=arguments.code)
+    trained = open_run(args.run, "best" if args.best else "newest", code=args.code)
     if isinstance(trained, TrainedModel):
         check_predicts(trained.run, trained.workload)
     data = trained.workload.spec.data
-    inputs = read_inputs(arguments.inputs, arguments.column, find_text_column(data))
+    inputs = read_inputs(args.inputs, args.column, find_text_column(data))
     found: Predictions = trained.predict(inputs.values)
-    if out is None and not arguments.json:
+    if out is None and not args.json:
         _print_predictions(inputs, found, console)
     elif out is not None and not out.suffix:
         done = f"{out}: {_write_pictures(out, inputs, found):,} pictures"
     elif out is not None:
         _write_predictions(out, inputs, found)
         done = f"{out}: {len(found):,} predictions"
-    if arguments.json:
+    if args.json:
         print_json([{"input": str(value), **row} for value, row in zip(inputs.values, found.rows(), strict=True)])
         return 0
     if out is not None:
@@ -126,12 +126,12 @@ def _print_predictions(inputs: PredictInputs, found: Predictions, console: Any) 
         console.print(f"and {len(found) - SHOWN_ROWS:,} more; all of them with  --out FILE.csv")
 
 
-def run_export(arguments: argparse.Namespace) -> int:
+def run_export(args: argparse.Namespace) -> int:
     from paceline.inference.export import export
 
-    which = "best" if arguments.best else "newest"
-    written = export(arguments.run, arguments.out, which, onnx=arguments.onnx, code=arguments.code)
-    if arguments.json:
+    which = "best" if args.best else "newest"
+    written = export(args.run, args.out, which, onnx=args.onnx, code=args.code)
+    if args.json:
         print_json({"written": written})
     else:
         print_text(written)

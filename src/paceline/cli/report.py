@@ -18,14 +18,14 @@ from paceline.runlog.summary import read_summary
 MAX_DRAWN = 500  # runs; more are listed in plain lines, which are printed at once
 
 
-def run_report(arguments: argparse.Namespace) -> int:
+def run_report(args: argparse.Namespace) -> int:
     from paceline.reports.report import report
 
-    options = {name: getattr(arguments, name) for name in ("title", "warmup", "only")}
-    found = report(arguments.inputs, arguments.out, price=check_price(arguments.price), **options)
+    options = {name: getattr(args, name) for name in ("title", "warmup", "only")}
+    found = report(args.inputs, args.out, price=check_price(args.price), **options)
     for note in found.contents.left_out:
         warn(f"paceline: {note}")
-    if arguments.json:
+    if args.json:
         print_json({"page": found.page, "verdict": found.contents.verdict, "table": found.table()})
         return 0
     console = build_console()
@@ -36,12 +36,12 @@ def run_report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_watch(arguments: argparse.Namespace) -> int:
+def run_watch(args: argparse.Namespace) -> int:
     from paceline.reports.watch import watch
     from paceline.slurm.jobs import find_run
 
-    shown = {"page": arguments.page, "serve": arguments.serve}
-    return watch(find_run(arguments.run).path, once=arguments.once, as_json=arguments.json, **shown)
+    shown = {"page": args.page, "serve": args.serve}
+    return watch(find_run(args.run).path, once=args.once, as_json=args.json, **shown)
 
 
 def list_runs(folder: Path) -> list[RunRow]:
@@ -70,17 +70,17 @@ def _dump_run(row: RunRow) -> dict[str, Any]:
     return {**facts, **{name: ended.get(name) for name in names}}
 
 
-def run_runs(arguments: argparse.Namespace) -> int:
+def run_runs(args: argparse.Namespace) -> int:
     console = build_console()
-    folders = arguments.folders or [Path("runs")]
+    folders = args.folders or [Path("runs")]
     found = [row for folder in folders for row in list_runs(folder)]
-    compare = arguments.compare or (len(folders) > 1 and all((f / "spec.yaml").is_file() for f in folders))
+    compare = args.compare or (len(folders) > 1 and all((f / "spec.yaml").is_file() for f in folders))
     if compare and len(found) > 1:
         views = [read_run_view(row.path) for row in found if row.summary is not None]
         if len(views) < 2:
             raise UserError(f"{len(views)} of these runs ended, and a comparison needs two", code="invalid-request")
-        return _print_comparison(compare_experiments(views), arguments.json, console)
-    if arguments.json:
+        return _print_comparison(compare_experiments(views), args.json, console)
+    if args.json:
         print_json([_dump_run(row) for row in found])
         return 0
     workloads = [row.workload.rpartition("/")[2] for row in found]

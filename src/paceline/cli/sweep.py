@@ -16,31 +16,31 @@ from paceline.trials.sweep import Sweep, SweepOptions, SweepPlan, build_sweep_pl
 SHOWN = 30
 
 
-def run_sweep(arguments: argparse.Namespace) -> int:
-    words = arguments.words
-    spec, choices = load_spec(words[:1], "sweep"), _parse_options(arguments)
-    if arguments.trial is not None or arguments.show:
-        plan = build_sweep_plan(spec, words[1:], arguments.out, choices)
-        if arguments.trial is not None:
-            return _run_one_trial(plan, arguments.trial)
+def run_sweep(args: argparse.Namespace) -> int:
+    words = args.words
+    spec, choices = load_spec(words[:1], "sweep"), _parse_options(args)
+    if args.trial is not None or args.show:
+        plan = build_sweep_plan(spec, words[1:], args.out, choices)
+        if args.trial is not None:
+            return _run_one_trial(plan, args.trial)
         if not plan.folder.is_dir():
             raise option_error("--show", f"{plan.folder} does not exist; train the sweep without --show", "not-found")
         found = open_sweep(plan)
         write_sweep_page(found)
     else:
-        found = sweep(spec, words[1:], out=arguments.out, log=warn, **choices)
-    if arguments.json:
+        found = sweep(spec, words[1:], out=args.out, log=warn, **choices)
+    if args.json:
         print_json(found.to_json())
     else:
         print_sweep(found, words, build_console())
     return 0
 
 
-def _parse_options(arguments: argparse.Namespace) -> SweepOptions:
-    if arguments.random and arguments.optuna:
+def _parse_options(args: argparse.Namespace) -> SweepOptions:
+    if args.random and args.optuna:
         raise option_error("--optuna", "--random draws trials too; leave one out", "conflict")
-    given = {name: getattr(arguments, name) for name in ("trials", "halving", "jobs", "score", "seed", "retry")}
-    given["search"] = "optuna" if arguments.optuna else "random" if arguments.random else "grid"
+    given = {name: getattr(args, name) for name in ("trials", "halving", "jobs", "score", "seed", "retry")}
+    given["search"] = "optuna" if args.optuna else "random" if args.random else "grid"
     found: Any = {name: value for name, value in given.items() if value is not None}
     return cast(SweepOptions, found)
 
