@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.config import RunSpec, registry
 from paceline.config.sections import Section, field
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed, UserError, reject_value
 from paceline.layout import Layout
 from paceline.workload import LogFn, OwnLoop
 
@@ -145,11 +145,11 @@ class Script(OwnLoop):
     def suits(self, layout: Layout) -> None:
         for key in ("tensor", "context", "expert", "pipeline"):
             if (ranks := getattr(layout, key)) > 1:
-                message = f"parallel.{key}={ranks}: a script's model cannot be cut; use parallel.strategy=fsdp"
-                raise UserError(message, code="not-supported", key=f"parallel.{key}")
+                reason = "a script's model cannot be cut; use parallel.strategy=fsdp"
+                raise reject_value(f"parallel.{key}", ranks, reason)
         if (engine := self.spec.parallel.engine) != "torch":
-            message = f"parallel.engine={engine}: a script has its own loop; use parallel.strategy=zero2 or fsdp"
-            raise UserError(message, code="not-supported", key="parallel.engine")
+            reason = "a script has its own loop; use parallel.strategy=zero2 or fsdp"
+            raise reject_value("parallel.engine", engine, reason)
 
     def model(self) -> nn.Module:
         from paceline.script.probe import ProbeRun

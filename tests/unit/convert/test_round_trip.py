@@ -1,8 +1,5 @@
 """What `plan --emit` writes comes back through `adopt` as the layout that was planned."""
 
-import json
-
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -49,22 +46,3 @@ def test_launch_files_come_back_as_the_planned_layout(tmp_path_factory, kind, wh
     assert spec.train == paceline.load(run_file, words).train
     assert spec.parallel.engine == (kind if kind in ("accelerate", "deepspeed") else "torch")
     assert not [row for row in adopted.rows if row.review]
-
-
-@pytest.mark.parametrize("layout", ["ddp:4", "zero2:4", "fsdp:4"])
-def test_each_strategy_comes_back_from_deepspeeds_file_alone(tmp_path, layout):
-    from paceline.layout import parse_layout
-    from paceline.trainer.engines import deepspeed_config
-
-    values = {f"parallel.{key}": value for key, value in parse_layout(layout).items()}
-    spec = paceline.RunSpec().replace({**values, "train.global_batch": 32, "parallel.micro_batch": 4})
-    made = deepspeed_config.build_deepspeed_config(
-        spec.replace({"parallel.engine": "deepspeed"}), layout_of(spec), False, 64
-    )
-    (tmp_path / "ds.json").write_text(json.dumps(made))
-    adopted = paceline.adopt(
-        tmp_path / "ds.json", command="torchrun --nproc-per-node 4 train.py", out=tmp_path / "run.yaml"
-    )
-    again = paceline.load(tmp_path / "run.yaml", ["workload=classifier"])
-    assert layout_of(again) == layout_of(spec)
-    assert adopted.values["parallel"]["micro_batch"] == 4

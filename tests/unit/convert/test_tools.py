@@ -118,17 +118,38 @@ DEEPSPEED_AUTO = """{
   "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": 100}}
 }"""
 DEEPSPEED_AUTO_RUN = "train: {precision: fp16, lr: 1.0e-5, loggers: [tensorboard, wandb], warmup_steps: 100}"
+PYTORCH_JOB = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: four}
+spec:
+  pytorchReplicaSpecs:
+    Master: {replicas: 1, template: &pod {spec: {containers: [{name: a, resources: {limits: {nvidia.com/gpu: 2}},
+      command: [sh, -c], args: ["torchrun --nnodes=4 --nproc_per_node=2 t.py --lr 0.1"]}]}}}
+    Worker: {replicas: 3, template: *pod}
+"""
+PYTORCH_JOB_RUN = "{name: four, workload: t.py, parallel: {ranks: 8}, data: {arguments: [--lr, '0.1']}}"
+OFFLOAD = "FSDP(m, cpu_offload=CPUOffload(offload_params=True), device_id=torch.cuda.current_device())\n"
+POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+FSDP2 = f"fully_shard(model.layers[0])\nfully_shard(model, mp_policy={POLICY})\nAdamW(ps, 1e-3)\n"
+FSDP2_RUN = "{parallel: {strategy: fsdp}, train: {precision: bf16, optimizer: adamw}}"
+LOADERS = "a = DataLoader(x, batch_size=16)\nb = DataLoader(y, batch_size=64)\n"
 CONFIGURATIONS = {
     "accelerate with fsdp": (ACCELERATE_FSDP, ACCELERATE_FSDP_RUN),
     "accelerate with deepspeed": (ACCELERATE_ZERO, ACCELERATE_ZERO_RUN),
     "accelerate with auto": (ACCELERATE_AUTO, "parallel: {strategy: zero3, offload: true, ranks: 4}"),
     "deepspeed with auto": (DEEPSPEED_AUTO, DEEPSPEED_AUTO_RUN),
     "lightning": (LIGHTNING, LIGHTNING_RUN),
+    "kubernetes": (PYTORCH_JOB, PYTORCH_JOB_RUN),
+    "fully_shard of a script": (FSDP2, FSDP2_RUN),
+    "FSDP of a script": (OFFLOAD, "{parallel: {strategy: fsdp, offload: true}}"),
+    "the first loader of a script": (LOADERS, "{train: {global_batch: 16}}"),
 }
 
 
-@pytest.mark.parametrize(("text", "expected"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_a_configuration(tmp_path, text, expected):
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_configuration(tmp_path, name):
+    text, expected = CONFIGURATIONS[name]
     adopted = adopted_of(tmp_path, "any.name", text)
     assert holds(adopted, expected)
     assert not [row for row in adopted.rows if row.review]
@@ -333,24 +354,6 @@ def test_a_job_script_makes_a_site_file_too(tmp_path):
         adopted_of(tmp_path, "job", text, out=tmp_path / "run.yaml")
 
 
-PYTORCH_JOB = """
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata: {name: four}
-spec:
-  pytorchReplicaSpecs:
-    Master: {replicas: 1, template: &pod {spec: {containers: [{name: a, resources: {limits: {nvidia.com/gpu: 2}},
-      command: [sh, -c], args: ["torchrun --nnodes=4 --nproc_per_node=2 t.py --lr 0.1"]}]}}}
-    Worker: {replicas: 3, template: *pod}
-"""
-
-
-def test_a_job_of_kubernetes(tmp_path):
-    adopted = adopted_of(tmp_path, "job.yaml", PYTORCH_JOB)
-    assert holds(adopted, "{name: four, workload: t.py, parallel: {ranks: 8}, data: {arguments: [--lr, '0.1']}}")
-    assert not [row for row in adopted.rows if row.review]
-
-
 OWN_OPTIONS = "--learning_rate 2e-5 --warmup_ratio 0.1 --logging_steps 5"
 MEGATRON = (
     "--micro-batch-size 8 --global-batch-size 512 --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4"
@@ -386,24 +389,6 @@ def test_arguments_of_a_script_that_gives_way_are_not_kept():
     adopted = paceline.adopt(command="python run_clm.py --output_dir o --save_strategy no --max_train_samples 500")
     assert adopted.values["workload"] == "transformers"
     assert became(adopted, "--max_train_samples") == "not supported"
-
-
-POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
-OFFLOAD = "FSDP(m, cpu_offload=CPUOffload(offload_params=True), device_id=torch.cuda.current_device())\n"
-FSDP2 = f"fully_shard(model.layers[0])\nfully_shard(model, mp_policy={POLICY})\nAdamW(ps, 1e-3)\n"
-LOADERS = "a = DataLoader(x, batch_size=16)\nb = DataLoader(y, batch_size=64)\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (FSDP2, "{parallel: {strategy: fsdp}, train: {precision: bf16, optimizer: adamw}}"),
-        (OFFLOAD, "{parallel: {strategy: fsdp, offload: true}}"),
-        (LOADERS, "{train: {global_batch: 16}}"),  # the second loader is not the one that trains
-    ],
-)
-def test_what_a_script_calls_is_seen(tmp_path, text, expected):
-    assert holds(adopted_of(tmp_path, "train.py", text), expected)
 
 
 def test_a_warm_up_longer_than_the_run_is_pointed_out(tmp_path):

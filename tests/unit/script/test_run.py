@@ -138,11 +138,6 @@ def test_what_a_pass_draws_does_not_depend_on_what_came_before_it(tmp_path):
     assert first.item() == LossProbe(spec, model, batch).ask()[0].item() != second.item()
 
 
-def test_a_script_that_does_not_answer_is_refused(tmp_path):
-    with pytest.raises(UserError, match="never asked for a batch"):
-        ProbeRun(script_spec(script(tmp_path, "print(1)\n"))).ask()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "cause"),
     [

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.config.registry import describe_error
 from paceline.data.files import invalid_data
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, did_you_mean, reject_value
 from paceline.inference.export import write_shards, write_weights
 from paceline.io.files import write_atomic
 from paceline.nn.nf4 import NF4Linear, unpack
@@ -100,10 +100,9 @@ def find_model_class(config: Any, task: str) -> Any:
         possible.remove("causal_lm")  # that would be the decoder alone
     if task in possible:
         return classes[task][type(config)]
-    hint = f"type  model.task={'  or  model.task='.join(possible)}"
-    hint = hint if possible else f"none of {', '.join(TASKS)} fits it"
-    message = f"model.task={task}: not supported for the architecture {config.model_type!r}; {hint}"
-    raise UserError(message, code="not-supported", key="model.task")
+    typed = f"type  model.task={'  or  model.task='.join(possible)}"
+    hint = typed if possible else f"none of {', '.join(TASKS)} fits it"
+    raise reject_value("model.task", task, f"not supported for the architecture {config.model_type!r}; {hint}")
 
 
 def find_renamed(model: Any, names: Iterable[str]) -> dict[str, str]:
@@ -126,8 +125,8 @@ def find_blocks(model: Any) -> list[nn.Module]:
 def make_causal(config: Any) -> bool:
     """Let each token attend to earlier ones only; return whether that is a change."""
     if config.model_type in BIDIRECTIONAL:
-        message = f"model.task=causal_lm: {config.model_type} attends to later tokens; use another architecture"
-        raise UserError(message, code="not-supported", key="model.task")
+        reason = f"{config.model_type} attends to later tokens; use another architecture"
+        raise reject_value("model.task", "causal_lm", reason)
     changed = getattr(config, "is_decoder", None) is False
     if changed:
         config.is_decoder = True

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from paceline.errors import UserError
+from paceline.errors import reject_value
 from paceline.layout import Layout, check_context
 from paceline.parallel.context import ContextGroup
 from paceline.workloads.transformers.architectures import CAUSAL
@@ -31,8 +31,7 @@ def check_model_context(layout: Layout, config: Any, task: str, tokens: int) -> 
     elif kinds - {*FIXED_ROTARY}:
         reason = f"does not support rope_type={min(kinds - {*FIXED_ROTARY})}, whose angles depend on the last position"
     if reason:
-        message = f"parallel.context={layout.context}: {reason}; use parallel.strategy=fsdp"
-        raise UserError(message, code="not-supported", key="parallel.context")
+        raise reject_value("parallel.context", layout.context, f"{reason}; use parallel.strategy=fsdp")
     check_context(layout, "data.sequence", tokens)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, did_you_mean, reject_value
 from paceline.nn.nf4 import BLOCK, NF4Linear, can_quantise, quantise_linear
 
 A, B = "lora_A", "lora_B"
@@ -46,8 +46,7 @@ def quantise_blocks(blocks: Sequence[nn.Module]) -> None:
     for module in (possible := [*filter(can_quantise, found)]):
         quantise_linear(module)
     if not possible:
-        reason = f"no linear layer has a multiple of {BLOCK} inputs; leave it out"
-        raise UserError(f"model.quantize=nf4: {reason}", code="not-supported", key="model.quantize")
+        raise reject_value("model.quantize", "nf4", f"no linear layer has a multiple of {BLOCK} inputs; leave it out")
 
 
 def add_adapters(blocks: Sequence[nn.Module], targets: Collection[str], rank: int, scale: float) -> None:

@@ -13,7 +13,7 @@ from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.corpora.tokenised import TokenisedCorpus
 from paceline.data.files import invalid_data, invalid_format
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 from paceline.io.files import read_text
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn, ignore_log
@@ -75,11 +75,11 @@ def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
         hub_name = "/".join(given.parts[-2:]) if not given.parent.is_dir() else given.name
         hint = f"fetch it:  hf download {hub_name} --local-dir {given.name}"
         hint = "give the config.json of a model, or its folder" if given.suffix == ".json" else hint
-        raise UserError(f"{key}={given}: not found; {hint}", code="not-found", key=key)
+        raise reject_value(key, given, f"not found; {hint}", "not-found")
     if given.is_dir():
         given = given / "kept" if RunDir(given).spec_file.is_file() else given
         if not (given / CONFIG).is_file():
-            raise UserError(f"{key}={given}: the folder has no {CONFIG}", code="not-found", key=key)
+            raise reject_value(key, given, f"the folder has no {CONFIG}", "not-found")
         given = given / CONFIG
     elif given.suffix == ".safetensors":
         message = f"model.init_from={given} has only weights; type  model.config=config.json  too"
@@ -212,12 +212,11 @@ def check_source(spec: RunSpec) -> str:
     data: Any = spec.data
     known = TASKS[model.task].sources
     if data.source not in known:
-        hint = f"reads {', '.join(known)}; type  data.source={known[-1]}"
-        message = f"data.source={data.source}: model.task={model.task} {hint}"
-        raise UserError(message, code="conflict", key="data.source")
+        reason = f"model.task={model.task} reads {', '.join(known)}; type  data.source={known[-1]}"
+        raise reject_value("data.source", data.source, reason, "conflict")
     if data.test_path is not None and data.source == "text":
-        message = f"data.test_path={data.test_path}: of source text, documents are held out by data.test_fraction"
-        raise UserError(message, code="not-supported", key="data.test_path")
+        reason = "of source text, documents are held out by data.test_fraction"
+        raise reject_value("data.test_path", data.test_path, reason)
     return str(model.task)
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from paceline.config import RunSpec
 from paceline.data.corpora.tokenizer import MASK, ChosenTokenizer, encode_texts, load_tokenizer
+from paceline.data.files import invalid_data
 from paceline.data.prefetch import move_batch
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 from paceline.inference.trained_model import StoredModel
 from paceline.io.files import read_json, write_atomic, write_json
 from paceline.layout import Layout, check_experts
@@ -85,7 +86,7 @@ class TransformersModel(Workload):
         self._check_sizes()
         if self.section.quantize != "none" and self.section.init_from is None:
             reason = "random weights are not worth keeping; type  model.init_from=FOLDER"
-            raise UserError(f"model.quantize={self.section.quantize}: {reason}", code="conflict", key="model.quantize")
+            raise reject_value("model.quantize", self.section.quantize, reason, "conflict")
         if isinstance(self.corpus, ChatCorpus):
             samples = Conversations(self.corpus.train, self.texts.sequence, self.packs)
             full = samples.tokens.mean() / self.texts.sequence
@@ -183,8 +184,8 @@ class TransformersModel(Workload):
         found = (tokenizer.token_to_id(name) for name in MASK.names)
         mask = next((number for number in found if number is not None), None)
         if mask is None:
-            message = f"model.task=masked_lm: the tokenizer has none of {', '.join(MASK.names)}; give another"
-            raise UserError(f"{message} as  data.tokenizer", code="invalid-data", key="data.tokenizer")
+            reason = f"the tokenizer has none of {', '.join(MASK.names)}; give another as  data.tokenizer"
+            raise invalid_data(f"model.task=masked_lm: {reason}", "data.tokenizer")
         special, vocab = (self.corpus.special, self.corpus.vocab) if self.kept is None else (-1, 1)
         return MaskRule(self.texts.masked, mask, special, vocab)
 
@@ -272,8 +273,8 @@ class TransformersModel(Workload):
         adapted = self.section.lora_rank or self.section.quantize != "none"
         for axis in ("tensor", "pipeline"):
             if adapted and getattr(layout, axis) > 1:
-                given = f"parallel.{axis}={getattr(layout, axis)}: not supported with adapters"
-                raise UserError(f"{given}; use parallel.strategy=fsdp", code="not-supported", key=f"parallel.{axis}")
+                reason = "not supported with adapters; use parallel.strategy=fsdp"
+                raise reject_value(f"parallel.{axis}", getattr(layout, axis), reason)
         experts = {getattr(self._plain_config(), name, 0) for name in ("num_local_experts", "num_experts")}
         check_experts(layout, "num_experts", max(experts) or 0)
         if layout.context > 1:

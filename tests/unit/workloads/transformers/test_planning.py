@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from paceline.config import build_spec
-from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan
 from paceline.workload import build_workload, find_repeated_layers
@@ -267,12 +266,3 @@ def test_what_has_no_memory_is_filled_as_the_library_does(kind, hf, run_file):
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), again.parameters(), strict=True))
     other = drawn(spec.replace({"train.seed": 1}))
     assert not all(torch.equal(a, b) for a, b in zip(ours.parameters(), other.parameters(), strict=True))
-
-
-def test_a_task_that_the_architecture_does_not_have(tmp_path):
-    config = build_config(ConfigFile(tmp_path / "config.json", {"model_type": "vit"}))
-    with pytest.raises(UserError, match="'vit'"):
-        build_transformer(config, "causal_lm")
-    images_and_text = build_config(ConfigFile(tmp_path / "config.json", {"model_type": "llama4"}))
-    with pytest.raises(UserError, match="none of"):  # the library's class is for its text config alone
-        build_transformer(images_and_text, "causal_lm")
