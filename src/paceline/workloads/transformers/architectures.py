@@ -3,7 +3,7 @@
 Parameters are counted exactly; tests compare them with the library's own models.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -74,35 +74,49 @@ def sizes_of(values: Values) -> TransformerSizes | None:
         raise UserError(f"{kind} has invalid sizes: {error}", code="invalid-data") from None
 
 
-def _read_llama(
+LLAMA_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PHI3_NAMES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+GPT2_NAMES = ("c_attn", "c_proj", "c_fc", "c_proj")
+GPT_NEOX_NAMES = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+BERT_NAMES = ("query", "key", "value", "dense", "dense", "dense")
+DISTILBERT_NAMES = ("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2")
+
+
+def _read(
     c: Values,
+    names: Sequence[str] = LLAMA_NAMES,
     *,
+    gated: bool = True,
     qkv_bias: bool = False,
     out_bias: bool = False,
-    norms: int = 2,
     mlp_bias: bool = False,
+    norms: int = 2,
     head_norms: bool = False,
-    fused: bool = False,
 ) -> TransformerSizes:
+    """Read a decoder. `names` are those of its linear layers; queries, keys and values may be one, gate and up too."""
     width, heads, ffn, vocab = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"], c["vocab_size"]
     kv_heads = c.get("num_key_value_heads") or heads
     head_width = c.get("head_dim") or width // heads
-    q, kv = heads * head_width, kv_heads * head_width
-    ins: tuple[Linear, ...] = (("q_proj", width, q), ("k_proj", width, kv), ("v_proj", width, kv))
-    ups: tuple[Linear, ...] = (("gate_proj", width, ffn), ("up_proj", width, ffn))
-    if fused:
-        ins, ups = (("qkv_proj", width, q + 2 * kv),), (("gate_up_proj", width, 2 * ffn),)
-    linear = (*ins, ("o_proj", q, width), *ups, ("down_proj", ffn, width))
-    biases = qkv_bias * (q + 2 * kv) + out_bias * width + (2 * ffn + width) * mlp_bias
+    q, kv, up = heads * head_width, kv_heads * head_width, ffn * (1 + gated)
+    outer = [q, kv, kv] if len(names) > 4 else [q + 2 * kv]
+    *ins, out = names[: len(outer) + 1]
+    *ups, down = names[len(outer) + 1 :]
+    linear: tuple[Linear, ...] = (
+        *((name, width, side) for name, side in zip(ins, outer, strict=True)),
+        (out, q, width),
+        *((name, width, up // len(ups)) for name in ups),
+        (down, ffn, width),
+    )
+    biases = qkv_bias * (q + 2 * kv) + out_bias * width + mlp_bias * (up + width)
     return TransformerSizes(
         *(c["num_hidden_layers"], width, heads, kv_heads, head_width, ffn, vocab),
-        gated=True,
+        gated=gated,
         causal=True,
         linear=linear,
         context=c.get("max_position_embeddings") or 0,
         tables=vocab * width,
         layer=_weights(linear) + biases + norms * width + 2 * head_width * head_norms,
-        final=width,
+        final=width * (2 - gated),
         tied=bool(c.get("tie_word_embeddings", False)),
         learned_positions=False,
     )
@@ -114,7 +128,7 @@ def _weights(linear: tuple[Linear, ...]) -> int:
 
 def _with_attention_bias(c: Values, **more: Any) -> TransformerSizes:
     biased = bool(c.get("attention_bias", False))
-    return _read_llama(c, qkv_bias=biased, out_bias=biased, **more)
+    return _read(c, qkv_bias=biased, out_bias=biased, **more)
 
 
 def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) -> TransformerSizes | None:
@@ -152,73 +166,47 @@ def _gemma(c: Values, **more: Any) -> TransformerSizes:
     return replace(_with_attention_bias(c, **more), tied=bool(c.get("tie_word_embeddings", True)))
 
 
-def _biased(c: Values, width: int, heads: int, layers: int, ffn: int, names: tuple[str, ...]) -> TransformerSizes:
-    """LayerNorm and biases everywhere. The first `names` of linear layers are queries, keys and values."""
-    *ins, out, up, down = names
-    linear = (
-        *((name, width, 3 * width // len(ins)) for name in ins),
-        *((out, width, width), (up, width, ffn), (down, ffn, width)),
-    )
-    biases = sum(outer for _, _, outer in linear)
-    return TransformerSizes(
-        *(layers, width, heads, heads, width // heads, ffn, c["vocab_size"]),
-        gated=False,
-        causal=True,
-        linear=linear,
-        layer=_weights(linear) + biases + 4 * width,
-        final=2 * width,
-    )
-
-
-GPT2_NAMES = ("c_attn", "c_proj", "c_fc", "c_proj")
-BERT_NAMES = ("query", "key", "value", "dense", "dense", "dense")
+def _biased(c: Values, names: Sequence[str], attention_bias: bool = True) -> TransformerSizes:
+    """Read an architecture of LayerNorm and biases, whose queries, keys and values have as many heads."""
+    same = {name: value for name, value in c.items() if name not in ("num_key_value_heads", "head_dim")}
+    both = {"qkv_bias": attention_bias, "out_bias": attention_bias}
+    return _read(same, names, gated=False, mlp_bias=True, norms=4, **both)
 
 
 def _gpt2(c: Values) -> TransformerSizes | None:
     if c.get("add_cross_attention"):
         return None
     width, context = c["n_embd"], c["n_positions"]
-    sizes = _biased(c, width, c["n_head"], c["n_layer"], c.get("n_inner") or 4 * width, GPT2_NAMES)
-    tied = bool(c.get("tie_word_embeddings", True))
-    tables, stepwise = (c["vocab_size"] + context) * width, c.get("activation_function", "gelu_new") == "gelu_new"
-    return replace(sizes, context=context, tables=tables, tied=tied, stepwise_gelu=stepwise)
-
-
-def _gpt_neox(c: Values) -> TransformerSizes:
-    width = c["hidden_size"]
-    sides = (width, c["num_attention_heads"], c["num_hidden_layers"], c["intermediate_size"])
-    sizes = _biased(c, *sides, ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"))
-    without = 0 if c.get("attention_bias", True) else 4 * width
+    sides = {"num_attention_heads": c["n_head"], "num_hidden_layers": c["n_layer"], "hidden_size": width}
     return replace(
-        sizes,
-        context=c.get("max_position_embeddings") or 0,
-        tables=c["vocab_size"] * width,
-        layer=sizes.layer - without,
-        tied=bool(c.get("tie_word_embeddings", False)),
-        learned_positions=False,
+        _biased({**c, **sides, "intermediate_size": c.get("n_inner") or 4 * width}, GPT2_NAMES),
+        context=context,
+        tables=(c["vocab_size"] + context) * width,
+        tied=bool(c.get("tie_word_embeddings", True)),
+        learned_positions=True,
+        stepwise_gelu=c.get("activation_function", "gelu_new") == "gelu_new",
     )
 
 
-def _bert(c: Values, types: bool = True, names: tuple[str, ...] = BERT_NAMES) -> TransformerSizes:
+def _bert(c: Values, types: bool = True, names: Sequence[str] = BERT_NAMES) -> TransformerSizes:
     width, context = c["hidden_size"], c["max_position_embeddings"]
-    sides = (width, c["num_attention_heads"], c["num_hidden_layers"], c["intermediate_size"])
     rows = c["vocab_size"] + context + (c.get("type_vocab_size") or 2) * types
     return replace(
-        _biased(c, *sides, names),
+        _biased(c, names),
         causal=False,
-        context=context,
         tables=rows * width + 2 * width,  # and their norm; the last layer has no norm
         final=0,
         pooling=width * width + width,
+        tied=False,
         class_biases=True,
+        learned_positions=True,
     )
 
 
 def _distilbert(c: Values) -> TransformerSizes:
     theirs = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
     theirs["intermediate_size"] = "hidden_dim"
-    same = {**c, **{name: c[other] for name, other in theirs.items()}}
-    return _bert(same, types=False, names=("q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"))
+    return _bert({**c, **{name: c[other] for name, other in theirs.items()}}, types=False, names=DISTILBERT_NAMES)
 
 
 BERTS = ("bert", "roberta", "xlm-roberta", "camembert")
@@ -246,25 +234,25 @@ DEFAULT_DROPOUTS = {
 }
 READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
     "llama": lambda c: _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias"))),
-    "mistral": _read_llama,
-    "qwen2": lambda c: _read_llama(c, qkv_bias=True),
+    "mistral": _read,
+    "qwen2": lambda c: _read(c, qkv_bias=True),
     "qwen3": lambda c: _with_attention_bias(c, head_norms=True),
     "gemma": _gemma,
     "gemma2": lambda c: _gemma(c, norms=4),
     "gemma3_text": lambda c: _gemma(c, norms=4, head_norms=True),
-    "phi3": lambda c: _read_llama(c, fused=True),
+    "phi3": lambda c: _read(c, PHI3_NAMES),
     "granite": lambda c: _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias"))),
-    "mixtral": lambda c: _experts(c, _read_llama(c), "intermediate_size"),
+    "mixtral": lambda c: _experts(c, _read(c), "intermediate_size"),
     "qwen2_moe": lambda c: _experts(
         c,
-        _read_llama(c, qkv_bias=c.get("qkv_bias", True)),
+        _read(c, qkv_bias=c.get("qkv_bias", True)),
         "moe_intermediate_size",
         c["shared_expert_intermediate_size"],
     ),
     "qwen3_moe": lambda c: _experts(c, _with_attention_bias(c, head_norms=True), "moe_intermediate_size"),
     "olmoe": _olmoe,
     "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
+    "gpt_neox": lambda c: _biased(c, GPT_NEOX_NAMES, bool(c.get("attention_bias", True))),
     **dict.fromkeys(BERTS, _bert),
     "distilbert": _distilbert,
 }
