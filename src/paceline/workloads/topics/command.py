@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import InvalidValue, UserError
+from paceline.errors import InvalidValue, UserError, join_names
 from paceline.io.files import print_json
 from paceline.io.format import duration
 from paceline.io.terminal import build_console, warn
@@ -75,14 +75,19 @@ def run_topics(arguments: argparse.Namespace) -> int:
     title = _build_title(model, arguments.source)
     write_topic_pictures(model, folder, counts, texts, title, lengths)
     if arguments.json:
-        print_json(_to_json(model, folder, lengths))
+        topics = zip(
+            model.topic_shares().tolist(), model.topic_names(lengths), model.top_terms(SHOWN_TERMS), strict=True
+        )
+        facts = {name: getattr(model, name) for name in ("loss", "passes", "converged", "stopped_because", "seconds")}
+        listed = [{"of_documents": share, "name": name, "terms": terms} for share, name, terms in topics]
+        print_json({"folder": folder, **facts, "topics": listed})
     if not quiet:
         console.print(*describe_fit(model, arguments.source), sep="\n", soft_wrap=True, highlight=False)
         console.print(build_topics_table(model, lengths))
         if model.k > SHOWN_TOPICS:
             console.print(f"and {model.k - SHOWN_TOPICS} smaller ones, on the page")
-        names = ", ".join(PICTURES[:-1]) + f" and {PICTURES[-1]}"
-        console.print(f"Page: {folder / EXPLORER}; beside it {MODEL_FILE}, {names}", soft_wrap=True, highlight=False)
+        written = f"Page: {folder / EXPLORER}; beside it {join_names([MODEL_FILE, *PICTURES])}"
+        console.print(written, soft_wrap=True, highlight=False)
     return 0
 
 
@@ -96,12 +101,12 @@ def describe_fit(model: TopicFit, source: Path) -> list[str]:
 
     ended = "converged after" if model.converged else "not converged in"
     lines = [f"{_build_title(model, source)}: {ended} {model.passes:,} passes, {duration(model.seconds)}."]
-    leading = np.median(model.L.max(axis=1))
-    mixed = f"Half of the {len(model.L):,} documents have {100 * leading:.0f} % or more of one topic"
+    leading = 100 * np.median(model.L.max(axis=1))
     overlap = np.triu(compute_overlaps(model.F), 1)
     a, b = np.unravel_index(overlap.argmax(), overlap.shape)
     alike = f"; the two topics most alike, {a} and {b}, share {100 * overlap[a, b]:.0f} % of their terms"
-    lines.append(f"{mixed}{alike if model.k > 1 else ''}.")
+    mixed = f"Half of the {len(model.L):,} documents have {leading:.0f} % or more of one topic"
+    lines.append(f"{mixed}{alike * (model.k > 1)}.")
     if not model.converged:
         lines.append(f"Let it converge:  --passes {max(1000, 5 * model.passes)}")
     elif overlap[a, b] > ALIKE:
@@ -130,33 +135,18 @@ def _train_topics(arguments: argparse.Namespace, text: dict[str, Any], show: Any
     return train(build_spec(values), out.parent, show=show).path
 
 
-def _to_json(model: TopicFit, folder: Path, lengths: Any) -> dict[str, Any]:
-    topics = zip(model.topic_shares().tolist(), model.topic_names(lengths), model.top_terms(SHOWN_TERMS), strict=True)
-    facts = {name: getattr(model, name) for name in ("loss", "passes", "converged", "stopped_because", "seconds")}
-    return {
-        "folder": folder,
-        **facts,
-        "topics": [{"of_documents": s, "name": name, "terms": t} for s, name, t in topics],
-    }
-
-
 def _read_documents(folder: Path) -> tuple[Any, Iterator[str] | None]:
     """Return the counts, unless they are large or no counts of words, and the texts where there are any."""
     from paceline.runlog.run_dir import RunDir
     from paceline.workload import build_workload
     from paceline.workloads.topics.files.texts import is_text, iterate_documents
-    from paceline.workloads.topics.sections import TopicsData
-    from paceline.workloads.topics.workload import Topics
 
-    topics = build_workload(RunDir.open(folder).recorded_spec())
-    assert isinstance(topics, Topics)
+    topics: Any = build_workload(RunDir.open(folder).recorded_spec())
     data = topics.spec.data
-    assert isinstance(data, TopicsData)
-    if data.path is None or not is_text(data.path):
-        file = Path(data.path or "")
-        small = file.is_file() and file.stat().st_size <= READ_AGAIN and not data.fractional
-        return (topics.counts if small else None), None
-    return topics.counts, (text for _, text in iterate_documents(data.path, data.text, None))
+    if is_text(data.path):
+        return topics.counts, (text for _, text in iterate_documents(data.path, data.text))
+    small = data.path.is_file() and data.path.stat().st_size <= READ_AGAIN and not data.fractional
+    return (topics.counts if small else None), None
 
 
 def write_topic_pictures(
@@ -199,5 +189,6 @@ def _convert_to_shards(arguments: argparse.Namespace, text: dict[str, Any], cons
     convert(arguments.source, arguments.shards, fractional=arguments.fractional, text=TextOptions(**given), log=log)
     if arguments.json:
         print_json({"written": arguments.shards})
-        return
-    console.print(f"written: {arguments.shards}; fit it with  paceline topics {arguments.shards} -k 20", soft_wrap=True)
+    else:
+        said = f"written: {arguments.shards}; fit it with  paceline topics {arguments.shards} -k 20"
+        console.print(said, soft_wrap=True)

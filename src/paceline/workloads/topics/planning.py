@@ -27,7 +27,6 @@ from paceline.workloads.topics import sizes
 
 if TYPE_CHECKING:
     from paceline.planner.plan import Plan
-    from paceline.workloads.topics.files.probe import CountsProbe
 
 ASSUMED_TERMS = 100_000  # where neither the counts nor data.max_terms say
 SPECIAL_FLOPS = 16.0
@@ -49,16 +48,9 @@ STORAGE_BYTES_S = 6.7e9
 HOST_MEMORY = 2.0  # host memory per device, in its own memory, where it is not known: as servers are sold
 
 
-@dataclass(frozen=True)
-class CountsShape:
-    documents: int
-    terms: int
+@dataclass(frozen=True, kw_only=True)
+class CountsShape(sizes.CountsSize):
     k: int
-    nonzeros: float  # counts that a pass works on: where dense, all of them
-    sparse: bool
-    element_bytes: int
-    stored_bytes: float
-    resident: bool  # read whole by every rank, as .npz and .mtx are; otherwise a rank reads its own documents
     newton: bool = False
 
     @property
@@ -74,8 +66,8 @@ class CountsShape:
     def describe(self) -> str:
         nonzeros = f"{format_quantity(self.nonzeros, 'G')} nonzeros"
         kept = nonzeros if self.sparse else f"dense, {8 * self.element_bytes} bits each"
-        held = size(self.documents * self.document_bytes)
-        return f"{self.documents:,} documents × {self.terms:,} terms ({kept}, {held}), {self.k} topics"
+        kept += f", {size(self.documents * self.document_bytes)}"
+        return f"{self.documents:,} documents × {self.terms:,} terms ({kept}), {self.k} topics"
 
 
 @dataclass(frozen=True)
@@ -314,18 +306,17 @@ def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -
     if words is not None:
         message = "--tokens: words are counted in the data; give --samples DOCUMENTS too, to plan without them"
         raise UserError(message, code="conflict", key="--tokens")
-    found = _inspect_counts(spec.data)
+    found, assumed = _inspect_counts(spec.data)
     if model.k > min(found.documents, found.terms):
         most = f"at most {min(found.documents, found.terms)}"
         message = f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: give {most}"
         raise InvalidValue(message, key="model.k")
-    shape = (found.documents, found.terms, model.k, found.nonzeros, found.sparse, found.element_bytes)
-    counts = CountsShape(*shape, found.stored_bytes, found.resident, model.rows == "newton")
-    return counts, [found.assumed] if found.assumed else []
+    counts = CountsShape(**asdict(found), k=model.k, newton=model.rows == "newton")
+    return counts, [assumed] if assumed else []
 
 
-def _inspect_counts(data: Any) -> "CountsProbe":
-    from paceline.workloads.topics.files.probe import CountsProbe, probe_counts
+def _inspect_counts(data: Any) -> tuple[sizes.CountsSize, str]:
+    from paceline.workloads.topics.files.probe import probe_counts
     from paceline.workloads.topics.files.reading import read_counts
     from paceline.workloads.topics.files.texts import TextOptions
 
@@ -336,11 +327,10 @@ def _inspect_counts(data: Any) -> "CountsProbe":
     if (looked := probe_counts(data.path.expanduser(), options)) is not None:
         return looked
     found = read_counts(data.path, fractional=data.fractional, text=options)
-    values: Any = found.block(0, 1).values
-    element = (getattr(values, "data", values) if found.sparse else values).dtype.itemsize
-    nonzeros = float(found.weights().sum()) if found.sparse else float(found.documents) * found.terms
-    shape = (found.documents, found.terms, nonzeros, found.sparse, element)
-    return CountsProbe(*shape, float(found.stored_bytes), found.resident)
+    same = ("documents", "terms", "sparse", "stored_bytes", "resident")
+    facts = {name: getattr(found, name) for name in same}
+    element_bytes = found.block(0, 1).parts[-1].itemsize
+    return sizes.CountsSize(**facts, nonzeros=float(found.weights().sum()), element_bytes=element_bytes), ""
 
 
 def _assume_counts(spec: RunSpec, documents: int, words: float | None) -> tuple[CountsShape, list[str]]:
@@ -355,6 +345,15 @@ def _assume_counts(spec: RunSpec, documents: int, words: float | None) -> tuple[
         share = 1 - math.exp(-words / terms)  # if all terms were equally likely; real text has fewer
         assumed.append(f"{terms * share:,.0f} different terms in a document of {words:,.0f} words, at most")
     sparse = share < sizes.SPARSE_BELOW
-    nonzeros, newton = documents * (terms * share if sparse else float(terms)), model.rows == "newton"
-    found = CountsShape(documents, terms, model.k, nonzeros, sparse, 1, stored_bytes=0.0, resident=False, newton=newton)
+    found = CountsShape(
+        documents=documents,
+        terms=terms,
+        k=model.k,
+        nonzeros=documents * (terms * share if sparse else float(terms)),
+        sparse=sparse,
+        element_bytes=1,
+        stored_bytes=0.0,
+        resident=False,
+        newton=model.rows == "newton",
+    )
     return replace(found, stored_bytes=documents * found.document_bytes), assumed

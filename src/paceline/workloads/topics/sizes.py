@@ -1,5 +1,7 @@
 """Sizes that the fit uses and the planner prices: how counts are stored, cut, padded and copied. No torch here."""
 
+from dataclasses import dataclass
+
 SPARSE_BELOW = 0.1
 """Share of nonzeros below which counts are kept as such: one takes five bytes and its arithmetic is irregular."""
 INDEX_BYTES = 4
@@ -20,6 +22,17 @@ FUSED_TOPICS = 64
 """With more topics the sums for the terms outweigh a second read of the counts: they are read twice in a pass."""
 L_COPIES, F_COPIES = 4, 5
 """Kept in fp32: the point, the image before, the next point, what is being computed; of F the statistic besides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsSize:
+    documents: int
+    terms: int
+    nonzeros: float  # counts that a pass works on: where dense, all of them
+    sparse: bool
+    element_bytes: int
+    stored_bytes: float
+    resident: bool  # read whole by every rank, as .npz and .mtx are; otherwise a rank reads its own documents
 
 
 def pad_to_tile(size: int) -> int:

@@ -44,7 +44,7 @@ def whole(counts, **settings) -> np.ndarray:
             assert values.indptr[0] == 0
             assert values.indices.dtype == np.int32
             assert values.data.all()
-            for row in range(values.rows):
+            for row in range(len(values)):
                 assert (np.diff(values.indices[values.indptr[row] : values.indptr[row + 1]]) > 0).all()
             assert values.data.dtype in SMALL
             values = to_dense(values, counts.terms)

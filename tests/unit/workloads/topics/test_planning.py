@@ -36,14 +36,19 @@ def topics(path=None, k=20, **more):
 
 
 def headline(k=20):
-    return CountsShape(100_000, 100_000, k, 1e10, sparse=False, element_bytes=1, stored_bytes=1e10, resident=False)
+    return dense(100_000, k)
+
+
+def dense(documents, k=20):
+    numbers = documents * 1e5
+    stored = {"sparse": False, "element_bytes": 1, "stored_bytes": numbers, "resident": False}
+    return CountsShape(documents=documents, terms=100_000, k=k, nonzeros=numbers, **stored)
 
 
 def sparse(k=20, newton=False):
     n, each = 1_000_000, 122
-    return CountsShape(
-        n, 100_000, k, float(n * each), sparse=True, element_bytes=1, stored_bytes=6e8, resident=False, newton=newton
-    )
+    nonzeros = {"nonzeros": float(n * each), "sparse": True, "stored_bytes": 6e8}
+    return replace(dense(n, k), newton=newton, **nonzeros)
 
 
 def work(counts, where, devices=1):
@@ -81,10 +86,7 @@ def test_ranks_send_the_statistic_and_nothing_else():
 
 def test_counts_lie_as_high_as_they_fit():
     where = resolve_target("1xH100").at(1)
-    small, large, huge = (
-        CountsShape(n, 100_000, 20, n * 1e5, sparse=False, element_bytes=1, stored_bytes=n * 1e5, resident=False)
-        for n in (100_000, 1_000_000, 10_000_000)
-    )
+    small, large, huge = map(dense, (100_000, 1_000_000, 10_000_000))
     found = [estimate_pass_memory(c, c.documents, 1, where) for c in (small, large, huge)]
     assert [m.tier for m in found] == ["in memory", "45 % on host", "86 % on disk"]
     assert all(m.total_bytes < where.cluster.device.memory_bytes for m in found)

@@ -41,6 +41,11 @@ def find_integer_type(largest: float) -> np.dtype | None:
     return next((dtype for dtype, limit in LARGEST.items() if largest <= limit), None)
 
 
+def shrink(counts: np.ndarray) -> np.ndarray:
+    """Return whole numbers that are known to be counts in their smallest type."""
+    return counts.astype(find_integer_type(counts.max(initial=0)) or np.int32)
+
+
 def convert_to_smallest(array: np.ndarray, *, fractional: bool, place: Locator) -> np.ndarray:
     """Return the array in the smallest exact type, C-contiguous; not copied where it already is."""
     if array.dtype == np.bool_:
@@ -52,8 +57,7 @@ def convert_to_smallest(array: np.ndarray, *, fractional: bool, place: Locator) 
         if kind is not None:
             return np.ascontiguousarray(array.astype(kind, copy=False))
     filling = WideningArray(array.size, fractional=fractional, place=place)
-    whole = array.flags.c_contiguous or array.ndim == 1
-    rows = len(array) if whole else max(1, (1 << 20) // max(1, array.shape[1]))
+    rows = len(array) if array.flags.c_contiguous or array.ndim == 1 else (1 << 20) // max(1, array.shape[1])
     for start in range(0, len(array), max(1, rows)):
         filling.put(array[start : start + rows].ravel())
     return filling.values.reshape(array.shape)
@@ -63,10 +67,8 @@ class WideningArray:
     """An array that is filled from its start, and gets a wider type when a number needs it."""
 
     def __init__(self, size: int, *, fractional: bool, place: Locator):
-        self.values: np.ndarray = np.empty(size, np.uint8)
-        self.done = 0
-        self._fractional = fractional
-        self._place = place
+        self.values, self.done = np.empty(size, np.uint8), 0
+        self._fractional, self._place = fractional, place
 
     def put(self, numbers: np.ndarray) -> None:
         """Append flat numbers of any type; raise UserError for what cannot be a count."""
@@ -74,9 +76,8 @@ class WideningArray:
             for start in range(0, numbers.size, CHUNK):
                 chunk = numbers[start : start + CHUNK]
                 if not self._store_if_it_fits(chunk):
-                    wider = np.empty(self.values.size, self._find_type(chunk))
-                    wider[: self.done] = self.values[: self.done]
-                    self.values = wider
+                    narrow, self.values = self.values, np.empty(self.values.size, self._find_type(chunk))
+                    self.values[: self.done] = narrow[: self.done]
                     fits = self._store_if_it_fits(chunk)
                     assert fits, "the wider type does not hold the numbers either"
                 self.done += chunk.size
@@ -125,8 +126,7 @@ class Csr:
     indices: np.ndarray  # int32, the terms, ascending within a row
     data: np.ndarray  # uint8, uint16, int32 or float32; no zeros
 
-    @property
-    def rows(self) -> int:
+    def __len__(self) -> int:
         return len(self.indptr) - 1
 
     @property
@@ -135,7 +135,7 @@ class Csr:
 
     @property
     def row_numbers(self) -> np.ndarray:
-        return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.indptr))
+        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.indptr))
 
     def select(self, chosen: np.ndarray, data: np.ndarray) -> "Csr":
         before = np.concatenate(([0], np.cumsum(chosen, dtype=np.int64)))
@@ -160,7 +160,7 @@ class DocumentBlock:
 
     @property
     def stop(self) -> int:
-        return self.start + (self.values.rows if isinstance(self.values, Csr) else len(self.values))
+        return self.start + len(self.values)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -229,7 +229,7 @@ class SparseCounts(Counts):
 
     @property
     def documents(self) -> int:
-        return self.values.rows
+        return len(self.values)
 
     @property
     def stored_bytes(self) -> int:
@@ -259,6 +259,12 @@ def join_rows(parts: Sequence[Csr]) -> Csr:
     return Csr(indptr, np.concatenate([part.indices for part in parts]), stack_arrays([part.data for part in parts]))
 
 
+def join_values(parts: Sequence[np.ndarray | Csr]) -> np.ndarray | Csr:
+    """Join dense rows, or, if some of them are nonzeros, the nonzeros of all."""
+    dense = [part for part in parts if isinstance(part, np.ndarray)]
+    return stack_arrays(dense) if len(dense) == len(parts) else join_rows([to_sparse(part) for part in parts])
+
+
 def stack_arrays(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Concatenate arrays in the widest of their types; beside fractions, large counts are float32 too."""
     if len(parts) == 1:
@@ -276,13 +282,13 @@ def count_keys(keys: np.ndarray, rows: int, width: int) -> Csr:
     starts = np.arange(rows + 1, dtype=np.int64) * width
     indptr = np.searchsorted(keys, starts).astype(np.int64)
     indices = (keys - np.repeat(starts[:-1], np.diff(indptr))).astype(np.int32)
-    return Csr(indptr, indices, number.astype(find_integer_type(number.max(initial=0)) or np.int32))
+    return Csr(indptr, indices, shrink(number))
 
 
 def to_dense(values: np.ndarray | Csr, terms: int) -> np.ndarray:
     if not isinstance(values, Csr):
         return values
-    dense = np.zeros((values.rows, terms), values.data.dtype)
+    dense = np.zeros((len(values), terms), values.data.dtype)
     dense.ravel()[values.row_numbers * terms + values.indices] = values.data
     return dense
 

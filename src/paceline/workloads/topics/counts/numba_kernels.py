@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from paceline.workloads.topics.counts.matrices import LARGEST as LARGEST_OF
-from paceline.workloads.topics.counts.matrices import Csr, find_integer_type
+from paceline.workloads.topics.counts.matrices import Csr, shrink
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
@@ -50,9 +50,7 @@ class NonzeroScanner:
         return True
 
     def csr(self) -> Csr:
-        data = self.data[: self.count]
-        kind = find_integer_type(data.max(initial=0))
-        return Csr(self.indptr, self.indices[: self.count].copy(), data.astype(kind))
+        return Csr(self.indptr, self.indices[: self.count].copy(), shrink(self.data[: self.count]))
 
 
 @compile_exactly
@@ -61,37 +59,36 @@ def _scan_rows(values, bits, indices, data, count, ends):
     rows, terms = values.shape
     room = len(indices) - AT_ONCE
     for i in range(rows):
-        row = values[i]
         odd = False
         for first in range(0, terms - AT_ONCE + 1, AT_ONCE):
             some = bits[i, first]
             for j in range(1, AT_ONCE):
                 some |= bits[i, first + j]
             if some:
-                for j in range(AT_ONCE):
-                    whole, is_odd = _to_small_count(row[first + j])
-                    odd |= is_odd
-                    indices[count], data[count] = first + j, whole
-                    count += whole != 0
+                count, is_odd = _append_counts(values[i], first, AT_ONCE, indices, data, count)
+                odd |= is_odd
                 if count > room:
                     return NOT_TAKEN
-        for j in range(terms - terms % AT_ONCE, terms):
-            whole, is_odd = _to_small_count(row[j])
-            odd |= is_odd
-            indices[count], data[count] = j, whole
-            count += whole != 0
-        if odd or count > room:
+        rest = terms % AT_ONCE
+        count, is_odd = _append_counts(values[i], terms - rest, rest, indices, data, count)
+        if odd or is_odd or count > room:
             return NOT_TAKEN
         ends[i] = count
     return count
 
 
 @compile_exactly
-def _to_small_count(x):
-    """Return the number as a small count, and whether it is not one."""
-    fits = x >= 0 and x <= LARGEST_SCANNED
-    whole = np.uint16(x if fits else 0)
-    return whole, not fits or whole != x
+def _append_counts(row, first, many, indices, data, count):
+    """Append the nonzeros of a part of a row; return how many there are then, and whether one is no small count."""
+    odd = False
+    for j in range(first, first + many):
+        x = row[j]
+        fits = x >= 0 and x <= LARGEST_SCANNED
+        whole = np.uint16(x if fits else 0)
+        odd |= not fits or whole != x
+        indices[count], data[count] = j, whole
+        count += whole != 0
+    return count, odd
 
 
 TINY = np.float32(1e-30)

@@ -19,15 +19,14 @@ class MatrixRows(Dataset[Tensor]):
     """Rows of a matrix: those that `indices` names, else all. `shape` is that of the whole matrix."""
 
     shape: tuple[int, ...]
-    data_path: Path | None
-    indices: Sequence[int]
-    mmap_data: Any = None
+    data_path: Any = None
+    data: Any = None  # in memory
+    mmap_data: Any = None  # mapped when the first row is read
 
     def _choose_rows(self, indices: Sequence[int] | None) -> None:
         rows = self.shape[0]
-        self.indices = range(rows) if indices is None or len(indices) == 0 else indices
-        if rows and not -rows <= min(self.indices) <= max(self.indices) < rows:
-            low, high = min(self.indices), max(self.indices)
+        self.indices: Sequence[int] = range(rows) if indices is None or len(indices) == 0 else indices
+        if rows and not -rows <= (low := min(self.indices)) <= (high := max(self.indices)) < rows:
             raise UserError(f"indices from {low} to {high}: the matrix has {rows:,} rows, from 0", code="invalid-value")
 
     @property
@@ -43,10 +42,20 @@ class MatrixRows(Dataset[Tensor]):
 
     def as_counts(self, *, fractional: bool = False) -> Counts:
         """Return the counts for `fit`. Chosen rows are read into memory."""
-        rows: Any = self
         if self.all_rows:
-            return rows._read_all(fractional)
-        return read_counts(rows._open_matrix()[list(self.indices)], fractional=fractional)
+            return self._read_all(fractional)
+        return read_counts(self._open_matrix()[list(self.indices)], fractional=fractional)
+
+    def _open_matrix(self) -> Any:
+        if self.data is None and self.mmap_data is None:
+            self.mmap_data = self._map_file()
+        return self.mmap_data if self.data is None else self.data
+
+    def _map_file(self) -> Any:
+        raise NotImplementedError
+
+    def _read_all(self, fractional: bool) -> Counts:
+        raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
         """A worker process maps the file itself, instead of receiving its contents."""
@@ -59,20 +68,16 @@ class NumpyDiskDataset(MatrixRows):
     def __init__(self, data: str | Path | np.ndarray, indices: Sequence[int] | None = None) -> None:
         if isinstance(data, str | Path):
             self.data_path = require_data_file(data)
-            self.shape = tuple(np.load(self.data_path, mmap_mode="r").shape)
+            self.shape = tuple(self._map_file().shape)
         else:
-            self.data_path, self.data, self.shape = None, data, tuple(data.shape)
+            self.data, self.shape = data, tuple(data.shape)
         self._choose_rows(indices)
 
     def __getitem__(self, idx: int) -> Tensor:
         return torch.tensor(self._open_matrix()[self.indices[idx]], dtype=torch.float32)
 
-    def _open_matrix(self) -> np.ndarray:
-        if self.data_path is None:
-            return self.data
-        if self.mmap_data is None:
-            self.mmap_data = np.load(self.data_path, mmap_mode="r")
-        return self.mmap_data
+    def _map_file(self) -> np.ndarray:
+        return np.load(self.data_path, mmap_mode="r")
 
     def _read_all(self, fractional: bool) -> Counts:
         return read_counts(self.data if self.data_path is None else self.data_path, fractional=fractional)
@@ -81,27 +86,23 @@ class NumpyDiskDataset(MatrixRows):
 class TorchDiskDataset(MatrixRows):
     """Rows of the one tensor in a file of torch.save, in its type. The file is mapped if its format allows it."""
 
-    data_path: Path
+    mmap_supported = True
 
     def __init__(self, data: str | Path, indices: Sequence[int] | None = None) -> None:
         self.data_path = require_data_file(data)
-        self.data, self.mmap_supported = None, True
         try:
-            self.shape = tuple(self._load_tensor(mmap=True).shape)
+            tensor = self._map_file()
         except RuntimeError:  # the format of torch before 1.6
-            self.data, self.mmap_supported = self._load_tensor(mmap=False), False
-            self.shape = tuple(self.data.shape)
+            self.data = tensor = self._load_tensor(mmap=False)
+            self.mmap_supported = False
+        self.shape = tuple(tensor.shape)
         self._choose_rows(indices)
 
     def __getitem__(self, idx: int) -> Tensor:
         return self._open_matrix()[self.indices[idx]]
 
-    def _open_matrix(self) -> Tensor:
-        if self.data is not None:
-            return self.data
-        if self.mmap_data is None:
-            self.mmap_data = self._load_tensor(mmap=True)
-        return self.mmap_data
+    def _map_file(self) -> Tensor:
+        return self._load_tensor(mmap=True)
 
     def _load_tensor(self, mmap: bool) -> Tensor:
         try:

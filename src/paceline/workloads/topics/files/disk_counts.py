@@ -1,5 +1,6 @@
 """Counts that stay on disk: rows of .npy files and row groups of Parquet files, read as they are needed."""
 
+import math
 import os
 import threading
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import unreadable_error
+from paceline.data.files import invalid_format, unreadable_error
 from paceline.data.npz import UNREADABLE
 from paceline.data.tables import open_parquet
 from paceline.errors import InvalidData, UserError
@@ -32,6 +33,7 @@ from paceline.workloads.topics.counts.matrices import (
 )
 from paceline.workloads.topics.sizes import SPARSE_BELOW
 
+AGAIN = "write it again or copy it again"
 PIECE_BYTES = 1 << 20  # read and converted while it is in the cache
 MAGIC = b"\x93NUMPY"
 
@@ -52,7 +54,7 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     try:
         with open_regular(path) as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise UserError(f"{path}: not a .npy file; write it with  numpy.save", code="invalid-format")
+                raise invalid_format(f"{path}: not a .npy file; write it with  numpy.save")
             file.seek(0)
             first_version = np.lib.format.read_magic(file) == (1, 0)
             read = np.lib.format.read_array_header_1_0 if first_version else np.lib.format.read_array_header_2_0
@@ -64,16 +66,19 @@ def read_npy_header(path: Path) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     except OSError as error:
         raise unreadable_error(path, error) from None
     except UNREADABLE:
-        raise UserError(f"{path}: the header of the .npy file is damaged; write it again", code="damaged") from None
-    needed = offset + dtype.itemsize * int(np.prod(shape, dtype=object))
+        raise damaged_error(path, "the header of the .npy file is damaged") from None
+    needed = offset + dtype.itemsize * math.prod(shape)
     if size < needed and not dtype.hasobject:
         raise make_truncated_error(path, size, needed)
     return shape, in_columns, dtype, offset
 
 
 def make_truncated_error(path: Path, size: int, needed: int) -> UserError:
-    message = f"{path}: the file is cut short, {size:,} of {needed:,} bytes; write it again or copy it again"
-    return UserError(message, code="damaged")
+    return damaged_error(path, f"the file is cut short, {size:,} of {needed:,} bytes")
+
+
+def damaged_error(path: Path, problem: str, key: str = "") -> UserError:
+    return UserError(f"{path}: {problem}; {AGAIN}", code="damaged", key=key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,14 +140,12 @@ class NpyCounts(Counts):
 @contextmanager
 def open_sequential(path: Path) -> Iterator[int]:
     try:
-        handle = os.open(path, os.O_RDONLY)
+        file = path.open("rb", buffering=0)
     except OSError as error:
         raise unreadable_error(path, error) from None
-    try:
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        yield handle
-    finally:
-        os.close(handle)
+    with file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        yield file.fileno()
 
 
 def read_array_into(handle: int, array: np.ndarray, offset: int, path: Path) -> None:
@@ -180,26 +183,31 @@ INDICES, COUNTS = "indices", "counts"
 
 def read_parquet_counts(path: Path, fractional: bool = False) -> Counts:
     """Open counts on disk: the list columns `indices` and `counts`."""
-    groups, lengths, largest = [], [np.zeros(0, np.int64)], -1
+    lengths, largest = [], -1
     with open_parquet(path) as file:
-        declared = (file.schema_arrow.metadata or {}).get(b"terms")
+        declared = find_declared_terms(file)
         for number in range(file.metadata.num_row_groups):
-            groups.append(file.metadata.row_group(number).num_rows)
             column = file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES)
             some, indices = flatten_lists(column)
             lengths.append(some)
-            if len(indices):
-                largest = max(largest, int(indices.max()))
-    terms = int(declared) if declared and declared.isdigit() else largest + 1
-    if not sum(groups) or largest < 0:
+            largest = max(largest, int(indices.max(initial=-1)))
+    groups = tuple(map(len, lengths))
+    terms = declared or largest + 1
+    if largest < 0:
         raise InvalidData(f"{path}: {sum(groups):,} documents without a single count")
     vocabulary = path.with_name("terms.txt")
-    if declared is None and vocabulary.is_file():  # terms at the end of the vocabulary may occur nowhere
+    if not declared and vocabulary.is_file():  # terms at the end of the vocabulary may occur nowhere
         with vocabulary.open("rb") as lines:
             terms = max(terms, sum(1 for _ in lines))
     if largest >= terms:
         raise InvalidData(f"{path}: term {largest:,} of a file that declares {terms:,} terms")
-    return ParquetCounts(path, terms, tuple(groups), np.concatenate(lengths), fractional=fractional)
+    return ParquetCounts(path, terms, groups, np.concatenate(lengths), fractional=fractional)
+
+
+def find_declared_terms(file: Any) -> int:
+    """Return the number of terms that the metadata of a Parquet file gives, or 0."""
+    declared = (file.schema_arrow.metadata or {}).get(b"terms", b"")
+    return int(declared) if declared.isdigit() else 0
 
 
 @dataclass(frozen=True, eq=False)

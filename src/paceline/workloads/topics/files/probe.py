@@ -3,8 +3,8 @@
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from paceline.workloads.topics.files.texts import (
     iterate_documents,
     suffix_of,
 )
+from paceline.workloads.topics.sizes import CountsSize
 
 SMALL_BYTES = 1 << 22  # smaller files are read whole, and so much is read of larger ones
 SMALL_UNPACKED_BYTES = 1 << 23
@@ -35,21 +36,10 @@ GROWTH = 0.5  # of a vocabulary with its texts: four times as many documents hav
 NOT_READ = "counts of 8 bits; they were not read"
 
 
-@dataclass(frozen=True)
-class CountsProbe:
-    """The size of counts, and what was assumed where it is an estimate."""
-
-    documents: int
-    terms: int
-    nonzeros: float
-    sparse: bool
-    element_bytes: int
-    stored_bytes: float
-    resident: bool
-    assumed: str = ""
+Probe = tuple[CountsSize, str]  # the size of counts, and what was assumed where it is an estimate
 
 
-def probe_counts(path: Path, options: TextOptions) -> CountsProbe | None:
+def probe_counts(path: Path, options: TextOptions) -> Probe | None:
     """Return the size of counts that are too large to be read whole; None for small ones, and for invalid files."""
     name = path.name.lower()
     try:
@@ -61,7 +51,7 @@ def probe_counts(path: Path, options: TextOptions) -> CountsProbe | None:
         if name.endswith(".npy"):
             shape, _, dtype, _ = disk_counts.read_npy_header(path)
             wide = len(shape) == 2 and shape[1] * dtype.itemsize > WIDE_ROW_BYTES
-            return _make_dense(shape, dtype.itemsize, resident=False) if wide else None
+            return _make_size(shape, dtype.itemsize, resident=False) if wide else None
         if name.endswith(".npz"):
             return _probe_npz(path)
         if name.endswith(".parquet"):
@@ -75,14 +65,22 @@ def probe_counts(path: Path, options: TextOptions) -> CountsProbe | None:
         raise unreadable_error(path, error) from None
 
 
-def _make_dense(shape: tuple[int, ...], element: int, resident: bool, assumed: str = "") -> CountsProbe:
-    numbers = float(shape[0]) * shape[1]
-    return CountsProbe(shape[0], shape[1], numbers, False, element, numbers * element, resident, assumed)
-
-
-def _make_sparse(shape: tuple[int, ...], nonzeros: float, element: int, resident: bool, assumed: str) -> CountsProbe:
-    stored = nonzeros * (4.0 + element) + 8.0 * shape[0]
-    return CountsProbe(shape[0], shape[1], nonzeros, True, element, stored, resident, assumed)
+def _make_size(
+    shape: Sequence[int], element: int, resident: bool, assumed: str = "", nonzeros: float | None = None
+) -> Probe:
+    """Return the size of counts, dense unless the number of nonzeros is given."""
+    (documents, terms), sparse = shape, nonzeros is not None
+    numbers = float(documents) * terms if nonzeros is None else nonzeros
+    size = CountsSize(
+        documents=documents,
+        terms=terms,
+        nonzeros=numbers,
+        sparse=sparse,
+        element_bytes=element,
+        stored_bytes=numbers * (4.0 + element) + 8.0 * documents if sparse else numbers * element,
+        resident=resident,
+    )
+    return size, assumed
 
 
 def _element_bytes(some: np.ndarray) -> int:
@@ -91,15 +89,14 @@ def _element_bytes(some: np.ndarray) -> int:
     return kind.itemsize if kind is not None else 4
 
 
-def _probe_shards(path: Path) -> CountsProbe:
+def _probe_shards(path: Path) -> Probe:
     found = shards.read_shards(path, named=False)
-    nonzeros = float(sum(shard.nonzeros for shard in found.shards)) if found.sparse else found.documents * found.terms
-    element = found.row_bytes // found.terms
-    sizes = (nonzeros, found.sparse, element, float(found.stored_bytes))
-    return CountsProbe(found.documents, found.terms, *sizes, resident=False)
+    nonzeros = float(sum(shard.nonzeros for shard in found.shards)) if found.sparse else None
+    size, _ = _make_size((found.documents, found.terms), found.row_bytes // found.terms, False, nonzeros=nonzeros)
+    return replace(size, stored_bytes=float(found.stored_bytes)), ""
 
 
-def _probe_npz(path: Path) -> CountsProbe | None:
+def _probe_npz(path: Path) -> Probe | None:
     heads = read_npz_heads(path, SMALL_BYTES)
     if sum(head.unpacked_bytes for head in heads.values()) <= SMALL_UNPACKED_BYTES:
         return None
@@ -114,12 +111,10 @@ def _probe_npz(path: Path) -> CountsProbe | None:
     check_matrix(shape, str(path), head.dtype)
     element = _element_bytes(head.first)
     assumed = f"counts of {8 * element} bits, as the first are; the others were not read"
-    if sparse:
-        return _make_sparse(shape, math.prod(head.shape), element, True, assumed)
-    return _make_dense(shape, element, True, assumed)
+    return _make_size(shape, element, True, assumed, math.prod(head.shape) if sparse else None)
 
 
-def _probe_mtx(path: Path) -> CountsProbe | None:
+def _probe_mtx(path: Path) -> Probe | None:
     lines = read_beginning(path, SMALL_BYTES)[0].split(b"\n")
     kind = lines[0].lower().split()
     sizes = next((line.split() for line in lines[1:] if line.strip() and not line.startswith(b"%")), [])
@@ -127,13 +122,11 @@ def _probe_mtx(path: Path) -> CountsProbe | None:
         return None  # rejected when it is read
     shape = (int(sizes[0]), int(sizes[1]))
     check_matrix(shape, str(path))
-    if len(sizes) == 2:
-        return _make_dense(shape, 1, True, NOT_READ)
     twice = 2 if b"symmetric" in kind else 1
-    return _make_sparse(shape, twice * int(sizes[2]), 1, True, NOT_READ)
+    return _make_size(shape, 1, True, NOT_READ, twice * int(sizes[2]) if len(sizes) > 2 else None)
 
 
-def _probe_parquet(path: Path, options: TextOptions) -> CountsProbe | None:
+def _probe_parquet(path: Path, options: TextOptions) -> Probe | None:
     indices_name, counts_name = disk_counts.INDICES, disk_counts.COUNTS
     with open_parquet(path, streamed=True) as file:
         about, groups = file.metadata, range(file.metadata.num_row_groups)
@@ -143,16 +136,15 @@ def _probe_parquet(path: Path, options: TextOptions) -> CountsProbe | None:
             return _estimate_text_counts(iterate_documents(path, options.column), options, about.num_rows, path)
         some = next(file.iter_batches(PROBED_DOCUMENTS, columns=[indices_name, counts_name], use_threads=False))
         lengths, indices = disk_counts.flatten_lists(some.column(indices_name))
-        declared = (file.schema_arrow.metadata or {}).get(b"terms")
-        terms = int(declared) if declared and declared.isdigit() else int(indices.max(initial=0)) + 1
+        terms = disk_counts.find_declared_terms(file) or int(indices.max(initial=0)) + 1
         counts = disk_counts.flatten_lists(some.column(counts_name))[1]
         check_matrix((about.num_rows, terms), str(path), counts.dtype)
     nonzeros = about.num_rows * float(lengths.mean())
     assumed = f"documents like the first {len(lengths):,}, which were read"
-    return _make_sparse((about.num_rows, terms), nonzeros, _element_bytes(counts), False, assumed)
+    return _make_size((about.num_rows, terms), _element_bytes(counts), False, assumed, nonzeros)
 
 
-def _probe_texts(path: Path, options: TextOptions) -> CountsProbe:
+def _probe_texts(path: Path, options: TextOptions) -> Probe:
     text, scale = read_beginning(path, SMALL_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         few = Path(folder) / f"texts{suffix_of(path)}"
@@ -166,7 +158,7 @@ def _probe_texts(path: Path, options: TextOptions) -> CountsProbe:
     return _estimate_text_counts(found, options, round(len(found) * scale), path)
 
 
-def _probe_folder(path: Path, options: TextOptions) -> CountsProbe | None:
+def _probe_folder(path: Path, options: TextOptions) -> Probe | None:
     few: list[Path] = []
     count, total = 0, 0
     try:
@@ -185,17 +177,16 @@ def _probe_folder(path: Path, options: TextOptions) -> CountsProbe | None:
     return _estimate_text_counts(texts, options, count, path)
 
 
-def _estimate_text_counts(found: Iterable[Document], options: TextOptions, count: int, source: Path) -> CountsProbe:
+def _estimate_text_counts(found: Iterable[Document], options: TextOptions, count: int, source: Path) -> Probe:
     counter = TermCounter(options)
     parts = list(counter.count(_take_documents(found)))
     place, terms = counter.vocabulary(source)
-    kept = join_rows(parts)
     share = counter.documents / count
-    nonzeros = float((place[kept.indices] >= 0).sum()) / share
+    nonzeros = float((place[join_rows(parts).indices] >= 0).sum()) / share
     grown = round(len(terms) / share**GROWTH)
     shape = (count, min(grown, options.max_terms) if options.max_terms else grown)
     assumed = f"about {shape[0]:,} documents and {shape[1]:,} terms, as {counter.documents:,} documents suggest"
-    return _make_sparse(shape, nonzeros, 1, False, assumed)
+    return _make_size(shape, 1, False, assumed, nonzeros)
 
 
 def _take_documents(found: Iterable[Document]) -> Iterator[Document]:

@@ -2,6 +2,7 @@
 
 import mmap
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.files import unreadable_error
+from paceline.data.files import invalid_format, unreadable_error
 from paceline.data.frames import is_frame, to_arrow
 from paceline.data.npz import open_npz
 from paceline.errors import InvalidData, UserError, get_first_line, join_names, suggest_path
@@ -20,10 +21,9 @@ from paceline.workloads.topics.counts.arrays import KINDS, from_array, from_scip
 from paceline.workloads.topics.counts.matrices import Counts, Csr, check_matrix
 from paceline.workloads.topics.counts.stream import iterate_blocks
 from paceline.workloads.topics.files import disk_counts, shards
+from paceline.workloads.topics.files.disk_counts import AGAIN
 from paceline.workloads.topics.files.shards import SHARD_BYTES, ShardCounts, write_shards
 from paceline.workloads.topics.files.texts import TermCounter, TextOptions, is_text, iterate_documents, read_text
-
-AGAIN = "write it again or copy it again"
 
 
 def read_counts(
@@ -89,15 +89,14 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
             return shards.read_shards(path)
         if path.is_dir():
             found = ", ".join(sorted(p.name for p in path.iterdir())[:5]) or "nothing"
-            message = f"{path}: a folder without {shards.MANIFEST} and without .txt files (found: {found})"
-            raise UserError(message, code="invalid-format")
+            raise invalid_format(f"{path}: a folder without {shards.MANIFEST} and without .txt files (found: {found})")
         check_regular(path)
     except OSError as error:
         raise unreadable_error(path, error) from None
     name = path.name.lower().removesuffix(".gz")
     read = next((read for suffix, read in READERS.items() if name.endswith(suffix)), None)
     if read is None:
-        raise UserError(f"{path}: unknown format; give {KINDS}", code="invalid-format")
+        raise invalid_format(f"{path}: unknown format; give {KINDS}")
     counts: Any = read(path, fractional)
     vocabulary = _read_names_beside(path, "terms", counts.terms)
     return replace(counts, vocabulary=vocabulary, names=_read_names_beside(path, "docs", counts.documents))
@@ -106,8 +105,8 @@ def _read_path(path: Path, fractional: bool, options: TextOptions | None) -> Cou
 def _read_names_beside(path: Path, what: str, expected: int) -> list[str] | None:
     """Read NAME.terms.txt or terms.txt beside the matrix, a name per line, and likewise docs.txt."""
     stem, side = path.name.removesuffix(".gz").rpartition(".")[0], "columns" if what == "terms" else "rows"
-    own, shared = path.with_name(f"{stem}.{what}.txt"), path.with_name(f"{what}.txt")
-    file = own if own.is_file() else shared
+    own = path.with_name(f"{stem}.{what}.txt")
+    file = own if own.is_file() else path.with_name(f"{what}.txt")
     mismatch = f"{path.name} has {expected:,} {side}; give one line for each, or move {file.name} away"
     return shards.read_names(file, expected, mismatch)
 
@@ -138,8 +137,7 @@ def read_mtx(path: Path, fractional: bool = False) -> Counts:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: cannot be read: {reason}; {AGAIN}", code="unreadable") from None
     except (ValueError, OverflowError, TypeError) as error:
-        reason = get_first_line(error)
-        raise UserError(f"{path}: not a Matrix Market file ({reason}); {AGAIN}", code="invalid-format") from None
+        raise invalid_format(f"{path}: not a Matrix Market file ({get_first_line(error)}); {AGAIN}") from None
     return _from_matrix(matrix, path, fractional)
 
 
@@ -179,8 +177,7 @@ def convert(
 
 def _count_texts(source: Path, options: TextOptions) -> tuple[Iterator[Csr], Counts]:
     first = TermCounter(options)
-    for _ in first.count(iterate_documents(source, options.column, options.name_column)):
-        pass
+    deque(first.count(iterate_documents(source, options.column, options.name_column)), 0)
     _, terms = first.vocabulary(source)
     second = TermCounter(options, terms).count(iterate_documents(source, options.column, options.name_column))
     return second, Counts(vocabulary=terms, names=first.names or None)

@@ -26,7 +26,7 @@ import pydantic.dataclasses
 from pydantic import Field
 
 from paceline.data.cache import create_entry
-from paceline.data.files import open_text
+from paceline.data.files import open_text, unreadable_error
 from paceline.errors import InvalidData, UserError
 from paceline.io.files import read_json, write_json
 from paceline.io.format import size as format_size
@@ -41,6 +41,7 @@ from paceline.workloads.topics.counts.matrices import (
     find_integer_type,
     iterate_overlaps,
     join_rows,
+    join_values,
     stack_arrays,
     to_dense,
     to_sparse,
@@ -93,33 +94,33 @@ class Shard:
 
 
 def write_shard(path: Path, values: np.ndarray | Csr, terms: int) -> Shard:
-    rows = values.rows if isinstance(values, Csr) else len(values)
-    counts = values.data if isinstance(values, Csr) else values[values != 0]
+    rows, counts = len(values), values.data if isinstance(values, Csr) else values[values != 0]
     nonzeros, data = len(counts), _choose_type(counts)
-    segments, index_bytes = -(-terms // SEGMENT_TERMS), 2
+    segments = -(-terms // SEGMENT_TERMS)
+    index_type: np.dtype = np.dtype("<u2")
     if 4 * rows * segments + 2 * nonzeros > 4 * rows + 4 * nonzeros:
-        segments, index_bytes = 1, 4
-    csr_bytes = 4 * (rows * segments + 1) + nonzeros * (index_bytes + data.itemsize)
+        segments, index_type = 1, np.dtype("<i4")
+    csr_bytes = 4 * (rows * segments + 1) + nonzeros * (index_type.itemsize + data.itemsize)
     layout = "csr" if csr_bytes < rows * terms * data.itemsize else "dense"
     values = to_sparse(values) if layout == "csr" else to_dense(values, terms)
     flat = values.data if isinstance(values, Csr) else values.ravel()
     assert flat.size < 2**32, "positions in a shard are uint32"
-    small, large_at, large = _split_large(flat, data)
-    arrays = [large_at, large, small]
+    large_at = np.flatnonzero(flat > LARGEST.get(data, np.inf))
+    large, small = flat[large_at].astype("<i4"), flat.astype(data)
+    small[large_at] = 0
+    arrays = [large_at.astype("<u4"), large, small]
     if isinstance(values, Csr):
-        starts, index = _to_segments(values, segments, index_bytes)
-        arrays = [starts, large_at, large, index, small]
-    crc, total = 0, 0
+        index = values.indices.astype(index_type)  # of 32 bits the low 16
+        arrays = [_find_segment_starts(values, segments), *arrays[:2], index, small]
+    crc = 0
     with path.open("xb") as file:
         for array in arrays:
             crc = _write_array(file, array, crc)
-            total += array.nbytes
         file.flush()
         os.fsync(file.fileno())
-    index_type = "uint16" if index_bytes == 2 else "int32"
-    largest = float(flat.max(initial=0))
-    facts: Any = (rows, nonzeros, layout, index_type, segments, data.name, len(large), largest, total, f"{crc:08x}")
-    return Shard(path.name, *facts)
+    largest, total = float(flat.max(initial=0)), sum(array.nbytes for array in arrays)
+    facts: Any = (layout, index_type.name, segments, data.name, len(large), largest, total, f"{crc:08x}")
+    return Shard(path.name, rows, nonzeros, *facts)
 
 
 def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int) -> np.ndarray | Csr:
@@ -145,22 +146,17 @@ def read_shard_rows(path: Path, shard: Shard, terms: int, start: int, stop: int)
             raise _damaged_shard_error(path, "its rows and its nonzeros do not agree")
         index = part("index", first, last)
         data = _restore_large_counts(part("data", first, last), large_at, large, first)
-        found = _from_segments(starts, index, data, shard.segments)
-        if found.indices.size and not 0 <= int(found.indices.min()) <= int(found.indices.max()) < terms:
+        indices = index.astype(np.int32)
+        if shard.segments > 1:
+            first_terms = np.arange(shard.segments, dtype=np.int32) << 16
+            indices += np.repeat(np.tile(first_terms, stop - start), np.diff(starts))
+        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < terms:
             raise _damaged_shard_error(path, f"it has a term beyond its {terms:,} terms")
-        return found
+        return Csr(starts[:: shard.segments].astype(np.int64) - first, indices, data)
 
 
 def _damaged_shard_error(path: Path, reason: str) -> UserError:
     return UserError(f"{path}: the file is damaged: {reason}; {AGAIN}", code="damaged", key=path.name)
-
-
-def read_row_starts(path: Path, shard: Shard, terms: int) -> np.ndarray:
-    offset, dtype, many = shard.section(terms)["starts"]
-    starts = np.empty(many, dtype)
-    with open_sequential(path) as handle:
-        read_array_into(handle, starts, offset, path)
-    return starts[:: shard.segments].astype(np.int64)
 
 
 def verify_crc32(path: Path, crc32: str) -> None:
@@ -175,25 +171,15 @@ def compute_crc32(path: Path) -> str:
             while got := file.readinto(piece):
                 crc = zlib.crc32(memoryview(piece)[:got], crc)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; {AGAIN}", code="unreadable") from None
+        raise unreadable_error(path, error) from None
     return f"{crc:08x}"
 
 
 def _choose_type(nonzeros: np.ndarray) -> np.dtype:
     if nonzeros.dtype == FRACTIONS:
         return FRACTIONS
-    if find_integer_type(nonzeros.max(initial=0)) == WHOLE[0]:
-        return WHOLE[0]
     rare = nonzeros.size // RARE
     return next(dtype for dtype in WHOLE if np.count_nonzero(nonzeros > LARGEST[dtype]) <= rare)
-
-
-def _split_large(flat: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if flat.dtype == dtype:
-        return flat, np.empty(0, "<u4"), np.empty(0, "<i4")
-    large_at, small = np.flatnonzero(flat > LARGEST[dtype]), flat.astype(dtype)
-    small[large_at] = 0
-    return small, large_at.astype("<u4"), flat[large_at].astype("<i4")
 
 
 def _restore_large_counts(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first: int) -> np.ndarray:
@@ -207,25 +193,10 @@ def _restore_large_counts(data: np.ndarray, large_at: np.ndarray, large: np.ndar
     return data
 
 
-def _to_segments(values: Csr, segments: int, index_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    index = values.indices.astype("<u2" if index_bytes == 2 else "<i4", copy=False)  # of 32 bits the low 16
-    if segments == 1:
-        return values.indptr.astype("<u4"), index
-    row = np.repeat(np.arange(values.rows, dtype=np.int64) * segments, np.diff(values.indptr))
-    lengths = np.bincount(row + (values.indices >> 16), minlength=values.rows * segments)
-    starts = np.zeros(len(lengths) + 1, "<u4")
-    np.cumsum(lengths, out=starts[1:], dtype="<u4")
-    return starts, index
-
-
-def _from_segments(starts: np.ndarray, index: np.ndarray, data: np.ndarray, segments: int) -> Csr:
-    indptr = starts[::segments].astype(np.int64)
-    indptr -= indptr[0]
-    indices = index.astype(np.int32, copy=False)
-    if segments > 1:
-        first_term = np.arange(segments, dtype=np.int32) << 16
-        indices += np.repeat(np.tile(first_term, len(indptr) - 1), np.diff(starts))
-    return Csr(indptr, indices, data)
+def _find_segment_starts(values: Csr, segments: int) -> np.ndarray:
+    places = values.row_numbers * segments + (values.indices >> 16 if segments > 1 else 0)
+    lengths = np.bincount(places, minlength=len(values) * segments)
+    return np.concatenate(([0], np.cumsum(lengths))).astype("<u4")
 
 
 def _write_array(file: BinaryIO, array: np.ndarray, crc: int) -> int:
@@ -297,7 +268,11 @@ class ShardCounts(Counts):
     def _row_lengths(self, shard: Shard) -> np.ndarray:
         path = self.folder / shard.file
         if shard.layout == "csr":
-            return np.diff(read_row_starts(path, shard, self.terms))
+            offset, dtype, many = shard.section(self.terms)["starts"]
+            starts = np.empty(many, dtype)
+            with open_sequential(path) as handle:
+                read_array_into(handle, starts, offset, path)
+            return np.diff(starts[:: shard.segments].astype(np.int64))
         rows = max(1, SHARD_BYTES // self.terms)
         ranges = [(at, min(shard.rows, at + rows)) for at in range(0, shard.rows, rows)]
         dense = (read_shard_rows(path, shard, self.terms, *some) for some in ranges)
@@ -326,9 +301,9 @@ def read_shards(folder: Path, named: bool = True) -> ShardCounts:
         try:
             size = file.stat().st_size
         except OSError as error:
-            raise UserError(f"{file}: cannot be read: {error.strerror}; {AGAIN}", code="unreadable") from None
+            raise unreadable_error(file, error) from None
         if size != needed:
-            raise UserError(f"{file}: the shard is damaged: {size:,} of {needed:,} bytes; {AGAIN}", code="damaged")
+            raise _damaged_shard_error(file, f"{size:,} of {needed:,} bytes")
     vocabulary, names = (
         None if not named else read_names(folder / file, expected, f"{MANIFEST} has {expected:,}; {AGAIN}")
         for file, expected in zip(NAMES, (terms, documents), strict=True)
@@ -379,21 +354,14 @@ def _group_blocks(stream: Iterable[np.ndarray | Csr], shard_bytes: int) -> Itera
     for values in stream:
         if isinstance(values, Csr) or 3 * int(np.count_nonzero(values)) < values.nbytes:  # the smaller form in a shard
             values = to_sparse(values)
-        nbytes = 4 * values.rows + 3 * len(values.data) if isinstance(values, Csr) else values.nbytes
+        nbytes = 4 * len(values) + 3 * len(values.data) if isinstance(values, Csr) else values.nbytes
         if parts and gathered_bytes + nbytes > min(shard_bytes, MAX_SHARD_BYTES):
-            yield _concatenate_rows(parts)
+            yield join_values(parts)
             parts, gathered_bytes = [], 0
         parts.append(values)
         gathered_bytes += nbytes
     if parts:
-        yield _concatenate_rows(parts)
-
-
-def _concatenate_rows(parts: list[np.ndarray | Csr]) -> np.ndarray | Csr:
-    dense = [part for part in parts if isinstance(part, np.ndarray)]
-    if len(dense) == len(parts):
-        return stack_arrays(dense)
-    return join_rows([to_sparse(part) for part in parts])
+        yield join_values(parts)
 
 
 def _write_names(path: Path, names: Iterable[str]) -> str:

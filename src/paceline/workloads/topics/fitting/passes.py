@@ -241,7 +241,7 @@ class CoreSparsePass:
         import scipy.sparse
 
         parts = (self.values.data.astype(np.float32), self.values.indices, self.values.indptr)
-        return scipy.sparse.csr_array(parts, shape=(self.values.rows, self.terms))
+        return scipy.sparse.csr_array(parts, shape=(len(self.values), self.terms))
 
 
 def cut_evenly(indptr: np.ndarray, parts: int) -> list[tuple[int, int]]:
