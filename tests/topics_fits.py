@@ -1,14 +1,10 @@
 """A small collection with known topics, and a fit of it by the plainest EM there is."""
 
 import json
-from pathlib import Path
 
 import numpy as np
-import pytest
 
 from paceline.workloads.topics.result.model import TopicFit
-
-NIPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "nips_counts"
 
 
 def em(X, k, passes=200, F=None, seed=0):
@@ -51,19 +47,6 @@ def small_fit(documents=60, k=3, seed=0, **facts):
     facts = {"terms": terms, "names": [f"paper {at}" for at in range(documents)], "passes": 200} | facts
     made = TopicFit(L.astype(np.float32), F.astype(np.float32), losses, **facts)
     return X, made
-
-
-def nips_fit():
-    """The reference fit beside the NIPS counts, or a skip."""
-    if not NIPS.is_dir():
-        pytest.skip("the NIPS counts are not here")
-    from safetensors.numpy import load_file
-
-    (L,) = load_file(NIPS / "L_fastTopics.safetensors").values()
-    (F,) = load_file(NIPS / "F_fastTopics.safetensors").values()
-    return TopicFit(
-        L, F, terms=(NIPS / "terms.txt").read_text().splitlines(), names=(NIPS / "docs.txt").read_text().splitlines()
-    )
 
 
 def page_data(text):

@@ -278,7 +278,8 @@ def elastic_run(folder, fail_at=None, width=1):
     return train(state), resets, model.weight.item()
 
 
-def example(words):
-    from paceline.horovod.__main__ import run_horovod_script
+def example(file):
+    from paceline.horovod.__main__ import STAND_IN, USAGE
+    from paceline.launch.command import run_with_stand_in
 
-    run_horovod_script(words)
+    run_with_stand_in([file], STAND_IN, USAGE)

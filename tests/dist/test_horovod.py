@@ -13,8 +13,8 @@ from paceline.errors import RunFailed, UserError
 from paceline.launch.local import run_ranks
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
-DOCS = Path(__file__).parents[2] / "docs"
-EXAMPLES = DOCS / "examples" / "moving"
+MOVING = Path(__file__).parents[2] / "docs" / "examples" / "moving"
+BEFORE, AFTER = (MOVING / f"horovod_{word}.py" for word in ("before", "after"))
 
 
 def same(got, expected):
@@ -120,8 +120,8 @@ def test_after_a_failure_training_resumes_from_the_last_commit(tmp_path, capfd):
 
 def test_the_example_prints_the_same_losses_before_and_after_and_on_any_number_of_ranks(capfd):
     printed = []
-    for file, ranks in (("before", 1), ("before", 2), ("after", 2)):
-        run_ranks(example, ([str(EXAMPLES / f"horovod_{file}.py")],), ranks)
+    for file, ranks in ((BEFORE, 1), (BEFORE, 2), (AFTER, 2)):
+        run_ranks(example, (str(file),), ranks)
         out, err = capfd.readouterr()
         printed.append([float(text) for text in re.findall(r"epoch \d loss (\S+)", out)])
         assert err.startswith(f"paceline.horovod: {ranks} rank")

@@ -13,10 +13,8 @@ from paceline.launch.exit_codes import exit_on_known_error
 STAND_IN = Path(__file__).with_name("stand_in")
 
 
-def run_horovod_script(words: list[str]) -> None:
-    run_with_stand_in(words, STAND_IN, "python -m paceline.horovod SCRIPT.py [ARGUMENTS …]")
-
+USAGE = "python -m paceline.horovod SCRIPT.py [ARGUMENTS …]"
 
 if __name__ == "__main__":
     with exit_on_known_error():
-        run_horovod_script(sys.argv[1:])
+        run_with_stand_in(sys.argv[1:], STAND_IN, USAGE)

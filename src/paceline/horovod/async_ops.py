@@ -111,12 +111,12 @@ def resolve_rule(op: Operation | None, average: bool | None, before: float = 1.0
 
 
 class Handle(Generic[T]):
-    """A collective in flight; the result is computed once, on the first `wait`."""
+    """The `works` of a collective in flight, none in a world of one; the first `wait` computes the result."""
+
+    name = ""
 
     def __init__(self, works: Sequence[Any], finish: Callable[[], T]) -> None:
-        """Hold the `works` of torch.distributed: none in a world of one."""
         self.works, self._finish = works, finish
-        self.name = ""
 
     def done(self) -> bool:
         """Return whether it has ended; in a world of one, where nothing is in flight, from the second call on."""
@@ -141,10 +141,9 @@ class Handle(Generic[T]):
 
 def start_named(kind: str, name: str | None, start: Callable[[], Handle[T]]) -> Handle[T]:
     """Start a collective, unless another one of this kind and name is in flight."""
-    key = f"{kind}.{name}"
     if name is None:
         return start()
-    if key in in_flight:
+    if (key := f"{kind}.{name}") in in_flight:
         raise UserError(f"name={name!r}: {kind} of this name is in flight; call hvd.synchronize on its handle first")
     handle = in_flight[key] = start()
     handle.name = key

@@ -38,6 +38,7 @@ WRITE_EVERY_S = 2.0
 WRITING_SHARE = 0.1  # of the time, at most
 KEY = "paceline"
 NUMBERS = "biufc"  # the kinds of numpy that torch has too
+STATE_HOLDS = "an elastic state holds numbers, text, tensors, lists and dicts of them, and objects with state_dict()"
 
 
 class ElasticSampler(Sampler[int]):
@@ -142,8 +143,8 @@ class State:
             self._next_write_s = ended_s + max(WRITE_EVERY_S, (ended_s - began_s) / WRITING_SHARE)
 
     def save(self) -> None:
-        plain = {name: value.state_dict() if _has_state_dict(value) else value for name, value in self._values.items()}
-        self._saved = {name: copy.deepcopy(value) for name, value in plain.items()}
+        states = {name: value.state_dict() for name, value in self._values.items() if _has_state_dict(value)}
+        self._saved = {name: copy.deepcopy(value) for name, value in (self._values | states).items()}
 
     def restore(self) -> None:
         """Restore what was saved last."""
@@ -184,8 +185,8 @@ class State:
             try:
                 self.restore()
             except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                message = f"{file} does not fit this script ({get_first_line(error)}); remove it to start anew"
-                raise UserError(message, code="conflict", key=str(file)) from None
+                problem = f"does not fit this script ({get_first_line(error)}); remove it to start anew"
+                raise UserError(f"{file} {problem}", code="conflict", key=str(file)) from None
             return origin
 
         origin = broadcast_from_main(read)
@@ -232,12 +233,10 @@ def _has_state_dict(value: Any) -> bool:
 
 def _scale_sampler_counts(saved: dict[str, Any]) -> dict[str, Any]:
     """Count samples for all ranks: each has processed as many as the main rank."""
-    return {
-        name: {**value, "before": value["before"] + value["since"] * world.size(), "since": 0}
-        if isinstance(value, dict) and value.keys() == {"epoch", "before", "since"}
-        else value
-        for name, value in saved.items()
-    }
+    samplers = {n: v for n, v in saved.items() if isinstance(v, dict) and v.keys() == {"epoch", "before", "since"}}
+    for name, value in samplers.items():
+        samplers[name] = {**value, "before": value["before"] + value["since"] * world.size(), "since": 0}
+    return saved | samplers
 
 
 def write_commit(file: Path, state: dict[str, Any]) -> None:
@@ -280,12 +279,8 @@ def _pack_leaves(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         elif leaf is None or isinstance(leaf, (bool, int, float, str)):
             packed.append(leaf)
         else:
-            raise UserError(
-                f"{name}{keystr(path)} is a {type(leaf).__name__}; an elastic state holds numbers, text, tensors, "
-                "lists and dicts of them, and objects with state_dict() and load_state_dict()",
-                code="not-supported",
-                key=f"{name}{keystr(path)}",
-            )
+            key = f"{name}{keystr(path)}"
+            raise UserError(f"{key} is a {type(leaf).__name__}; {STATE_HOLDS}", code="not-supported", key=key)
     return treespec_dumps(structure), packed
 
 

@@ -155,10 +155,8 @@ class GradientExchange:
 
     def _on_gradient_ready(self, parameter: Parameter) -> None:
         if self.left[parameter] <= 0:
-            raise AssertionError(
-                f"a gradient was computed more than {self.passes} times before step(); "
-                "say so with backward_passes_per_step=, or call step() or zero_grad() in between"
-            )
+            often = f"a gradient was computed more than {self.passes} times before step()"
+            raise AssertionError(f"{often}; give backward_passes_per_step=, or call step() or zero_grad() in between")
         self.left[parameter] -= 1
         self.fresh = False
         while len(self.sent) < len(self.buckets) and not any(self.left[p] for p in self.buckets[len(self.sent)]):
@@ -197,18 +195,14 @@ class GradientExchange:
         had = [parameter.grad is not None for parameter in bucket]
         used = bucket[0].new_ones(len(had)) if all(had) else bucket[0].new_tensor(had)
         flat = torch.cat([*(self._flatten_gradient(parameter) for parameter in bucket), used])
-        self.sent.append(
-            _BucketInFlight(bucket, ops.start_reduce_buffer(flat, self.rule, self.compression), had, self.sparse)
-        )
+        handle = ops.start_reduce_buffer(flat, self.rule, self.compression)
+        self.sent.append(_BucketInFlight(bucket, handle, had, self.sparse))
 
     def _flatten_gradient(self, parameter: Parameter) -> Tensor:
         if parameter.grad is None:
             return parameter.new_zeros(parameter.numel())
         if parameter.grad.is_sparse and parameter not in self.sparse:
-            raise UserError(
-                "a gradient is sparse for the first time after the first step, on which ranks agree which gradients "
-                "are; leave sparse=True out of its nn.Embedding"
-            )
+            raise UserError("a gradient became sparse after the first step; leave sparse=True out of its nn.Embedding")
         return parameter.grad.detach().to_dense().reshape(-1)
 
 
@@ -288,11 +282,8 @@ class _Distributed(Optimizer):
 
             return super().step(reduced)
         if not self._skip and self.exchange.fresh:
-            warnings.warn(
-                "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(); here the "
-                "gradients are reduced once all the same",
-                stacklevel=2,
-            )
+            message = "optimizer.step() after synchronize() without skip_synchronize(): gradients are reduced once"
+            warnings.warn(message, stacklevel=2)
         elif not self._skip:
             self.synchronize()
         self.exchange.fresh = False

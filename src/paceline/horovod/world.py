@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,10 @@ from paceline.io.terminal import warn
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
 from paceline.launch.process_group import create_subgroup, join_ranks
 
+BANNER = (
+    "paceline.horovod: {}{}; Horovod's names over torch.distributed. The order of the data is the script's own; "
+    "paceline.run makes it the same on any number of ranks"
+)
 TIMEOUT_S = 1800.0  # peers wait while the main rank evaluates or downloads: as long as torch itself waits
 
 
@@ -70,7 +74,6 @@ class ProcessSet:
 
 global_process_set: ProcessSet = object.__new__(ProcessSet)
 AnySet = ProcessSet | None
-"""Of `process_set=`."""
 
 
 def require_global_set(process_set: AnySet) -> None:
@@ -99,11 +102,14 @@ class _Membership:
         if dist.is_initialized():  # by an earlier `init`, or by the script itself
             place = replace(place, rank=dist.get_rank(), world=dist.get_world_size())
         elif self.held is None:
-            held = ExitStack()
-            held.enter_context(join_ranks(place, _detect_device_kind(place), 0, TIMEOUT_S))
+            held, visible = ExitStack(), torch.cuda.device_count()
+            own = visible >= place.local_world or (visible == 1 and place.launcher in ("srun", "mpirun"))
+            held.enter_context(join_ranks(place, "cuda" if own and visible else "cpu", 0, TIMEOUT_S))
             self.held = held
             atexit.register(self.leave)
-            _print_banner(place)
+            if place.rank == 0:
+                started = "" if place is SINGLE_RANK else f", started by {place.launcher}"
+                warn(BANNER.format("1 rank" if place.world == 1 else f"{place.world} ranks", started))
         if place.world > 1 and self.barrier is None:
             self.barrier = create_subgroup(backend="gloo" if gloo_built() else None)
         self.place = place
@@ -117,8 +123,7 @@ class _Membership:
 
 
 _here = _Membership()
-in_flight: dict[str, Any] = {}
-"""Handles of named collectives that have not been waited for."""
+in_flight: dict[str, Any] = {}  # handles of named collectives that have not been waited for
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | None = None) -> None:
@@ -179,23 +184,6 @@ def cross_rank() -> int:
 
 def cross_size() -> int:
     return -(-size() // local_size())
-
-
-def _detect_device_kind(place: RankInfo) -> Literal["cpu", "cuda"]:
-    """Return "cuda" if every local rank has its own GPU, else "cpu"."""
-    visible = torch.cuda.device_count()
-    own = visible >= place.local_world or (visible == 1 and place.launcher in ("srun", "mpirun"))
-    return "cuda" if own and visible else "cpu"
-
-
-def _print_banner(place: RankInfo) -> None:
-    if place.rank == 0:
-        ranks = "1 rank" if place.world == 1 else f"{place.world} ranks"
-        started = "" if place is SINGLE_RANK else f", started by {place.launcher}"
-        warn(
-            f"paceline.horovod: {ranks}{started}; Horovod's names over torch.distributed. The order of the data is the "
-            "script's own; paceline.run makes it the same on any number of ranks"
-        )
 
 
 def nccl_built() -> int:

@@ -148,12 +148,13 @@ def test_numbers_of_an_optimiser_have_no_effect_and_a_warning_lists_them(X, four
         assert same(fitted(X, max_lr=0.1, T_0=5), four_epochs)
 
 
+BAD = (("k", 0), ("k", 513), ("max_lr", -1), ("T_0", 0), ("num_epochs", 2.5), ("batch_size", 0))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        *(({"k": 0}, "k=0"), ({"k": 513}, "k=513"), ({"max_lr": -1}, "max_lr=-1"), ({"T_0": 0}, "T_0=0")),
-        *(({"num_epochs": -1}, "num_epochs=-1"), ({"num_epochs": 2.5}, "num_epochs=2.5")),
-        ({"batch_size": 0}, "batch_size=0"),
+        *(({name: bad}, f"{name}={bad}") for name, bad in BAD),
         ({"X": torch.rand(3)}, "1 dimension"),
         ({"X": -torch.ones(3, 3)}, "cannot be negative"),
         ({"X": torch.zeros(3, 3)}, "counts are zero"),

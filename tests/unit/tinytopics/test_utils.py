@@ -58,16 +58,6 @@ def test_a_full_disk_is_said_before_anything_is_drawn(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_seeds_are_for_torch_and_numpy():
-    drawn = []
-    for seed in (5, 5, 6):
-        set_random_seed(seed)
-        drawn.append((torch.rand(1).item(), np.random.rand()))  # noqa: NPY002
-    assert drawn[0] == drawn[1]
-    assert drawn[0][0] != drawn[2][0]
-    assert drawn[0][1] != drawn[2][1]
-
-
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
 def test_topics_are_matched_with_those_they_resemble(kind):
     F = np.random.default_rng(0).dirichlet(np.ones(30), 5)

@@ -39,6 +39,20 @@ class MemberOutputs:
     values: np.ndarray
     classes: tuple[str, ...]
 
+    def write(self, file: Path) -> None:
+        content = io.BytesIO()
+        np.savez_compressed(content, values=self.values, classes=np.array(self.classes, str))
+        file.parent.mkdir(exist_ok=True)
+        write_atomic(file, content.getvalue())
+
+    @classmethod
+    def read(cls, file: Path) -> "MemberOutputs":
+        try:
+            with open_npz(file) as found:
+                return cls(found["values"], tuple(found["classes"].tolist()))
+        except (UserError, KeyError):
+            raise UserError(f"{file} is damaged; remove it, and train the ensemble again", code="damaged") from None
+
     def aligned(self, classes: Sequence[str], who: str) -> np.ndarray:
         if set(classes) != set(self.classes):
             ours, theirs = (join_names(some) if some else "numbers" for some in (self.classes, classes))
@@ -104,28 +118,6 @@ def name_members(paths: Sequence[Path]) -> list[str]:
         count = sum(name == stem or name.startswith(f"{stem}-") for name in found)
         found.append(f"{stem}-{count + 1}" if count else stem)
     return found
-
-
-@dataclass(frozen=True)
-class PredictionFiles:
-    folder: Path
-
-    def file(self, member: str, rows: str) -> Path:
-        return self.folder / f"{member}-{rows}.npz"
-
-    def write(self, member: str, rows: str, found: MemberOutputs) -> None:
-        content = io.BytesIO()
-        np.savez_compressed(content, values=found.values, classes=np.array(found.classes, str))
-        self.folder.mkdir(exist_ok=True)
-        write_atomic(self.file(member, rows), content.getvalue())
-
-    def read(self, member: str, rows: str) -> MemberOutputs:
-        file = self.file(member, rows)
-        try:
-            with open_npz(file) as found:
-                return MemberOutputs(found["values"], tuple(found["classes"].tolist()))
-        except (UserError, KeyError):
-            raise UserError(f"{file} is damaged; remove it, and train the ensemble again", code="damaged") from None
 
 
 def encode_labels(labels: Sequence[str], classes: Sequence[str], label: str) -> np.ndarray:

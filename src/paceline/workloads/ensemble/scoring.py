@@ -4,7 +4,7 @@ All are judged on the same drawn rows, so that the error of a difference is far 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ def score_regression(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]
     square, spread = float(((found_N - truth_N) ** 2).mean()), float(truth_N.var())
     explained = {"r2": 1 - square / spread} if spread > 0 else {}
     error = float(np.abs(found_N - truth_N).mean())
-    return {"n": len(truth_N), "of": len(truth_N), "loss": square, "rmse": square**0.5, "mae": error, **explained}
+    counted = dict.fromkeys(("n", "of"), len(truth_N))
+    return {**counted, "loss": square, "rmse": square**0.5, "mae": error, **explained}
 
 
 def compute_calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> float:
@@ -109,21 +110,19 @@ def build_score_table(found: Scores, weights: Mapping[str, float]) -> Table:
 
 def _describe_best(found: Scores, metric: str) -> str:
     """Return the answer of the page: what the ensemble gains over its best member."""
-    sign = -1 if metric in LOWER else 1
-    best = max(found.gains, key=lambda name: sign * found.each[name][metric].value)
+    best = min(found.gains, key=lambda name: found.gains[name][metric].value)
     gain = found.gains[best][metric]
     name = metric.upper() if metric in ("auc", "mae", "rmse") else metric
     does = "beats" if gain.value >= 0 else "loses to"
-    return f"The ensemble {does} its best member, {best}, by {abs(gain.value):.4f} ± {gain.error:.4f} {name}."
+    return f"The ensemble {does} its best member, {best}, by {replace(gain, value=abs(gain.value))} {name}."
 
 
 def _describe_gains(found: Scores, metric: str) -> list[str]:
-    gains = {name: gain[metric] for name, gain in found.gains.items()}
-    return [
-        f"the ensemble is {'better' if gain.value >= 0 else 'worse'} than {name} in {metric} by {abs(gain.value):.4f} "
-        f"± {gain.error:.4f}"
-        for name, gain in gains.items()
-    ]
+    lines = []
+    for name, gains in found.gains.items():
+        size, how = replace(gains[metric], value=abs(gains[metric].value)), ("worse", "better")
+        lines.append(f"the ensemble is {how[gains[metric].value >= 0]} than {name} in {metric} by {size}")
+    return lines
 
 
 def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:

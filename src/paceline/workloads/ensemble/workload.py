@@ -30,7 +30,6 @@ from paceline.workloads.ensemble.members import (
     FittedEnsemble,
     Member,
     MemberOutputs,
-    PredictionFiles,
     check_finished,
     compute_mean_loss,
     encode_labels,
@@ -146,7 +145,7 @@ class EnsemblePasses(Passes):
     """One task is one pass; the last pass fits the combination."""
 
     def __init__(self, request: EnsembleRequest, folder: Path) -> None:
-        self.request, self.folder, self.answers = request, folder, PredictionFiles(folder / "predictions")
+        self.request, self.folder = request, folder
         folds = [*range(request.folds), None]
         self.tasks = [MemberTask(number, fold) for fold in folds for number in range(len(request.names))]
         self.samples, self.most, self.done = len(request.fit), len(self.tasks) + 1, 0
@@ -174,9 +173,12 @@ class EnsemblePasses(Passes):
         losses = {} if loss is None else {"loss": loss}
         return {**losses, **times, "flagged": loss is None, "of_samples": self.most * self.samples}
 
+    def _answers(self, member: str, rows: str) -> Path:
+        return self.folder / "predictions" / f"{member}-{rows}.npz"
+
     def _answer_task(self, task: MemberTask) -> float | None:
         name, asked = self.request.names[task.member], self.request.asked(task)
-        if not all(self.answers.file(name, kind).exists() for kind in asked):
+        if not all(self._answers(name, kind).exists() for kind in asked):
             run, finished = self._train_member(task)
             if not finished:
                 return None
@@ -184,11 +186,11 @@ class EnsemblePasses(Passes):
             for kind, rows in asked.items():
                 found = member.outputs(rows.blocks())
                 self._check_outputs(kind, rows, found, task)
-                self.answers.write(name, kind, found)
+                found.write(self._answers(name, kind))
         if task.fold is not None:
             shutil.rmtree(self.folder / "folds", ignore_errors=True)
         kind, rows = next(iter(asked.items()))
-        found = self.answers.read(name, kind)
+        found = MemberOutputs.read(self._answers(name, kind))
         return compute_mean_loss(found.values, encode_labels(rows.labels, found.classes, self.request.label))
 
     def _train_member(self, task: MemberTask) -> tuple[Path, bool]:
@@ -213,7 +215,7 @@ class EnsemblePasses(Passes):
             known = f"{name} predicts {join_names(found.classes)}; leave such rows out"
             raise invalid_data(f"{rows.file}: {self.request.label!r} is {join_names(new)}, {known}", "data.label")
         if task.member:
-            found.aligned(self.answers.read(first, kind).classes, name)
+            found.aligned(MemberOutputs.read(self._answers(first, kind)).classes, name)
 
     def _fit_combination(self) -> float:
         outputs, classes = self._outputs(FIT)
@@ -226,20 +228,18 @@ class EnsemblePasses(Passes):
 
     def _outputs(self, kind: str) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return the predictions (members, rows, …) in the order of the rows, and the classes."""
-        request, found = self.request, list[np.ndarray]()
-        classes: tuple[str, ...] | None = None
+        request, kinds, which = self.request, [kind], np.zeros(len(getattr(self.request, kind)), np.int64)
+        if kind == FIT and request.folds:
+            kinds, which = [f"fold-{fold + 1}" for fold in range(request.folds)], request.fold
+        found = []
+        classes = MemberOutputs.read(self._answers(request.names[0], kinds[0])).classes
         for name in request.names:
-            if kind == FIT and request.folds:
-                which = request.fold
-                parts = {fold: self.answers.read(name, f"fold-{fold + 1}") for fold in range(request.folds)}
-            else:
-                parts, which = {0: self.answers.read(name, kind)}, np.zeros(len(getattr(request, kind)), np.int64)
-            classes = parts[0].classes if classes is None else classes
-            values = np.empty((len(which), *parts[0].values.shape[1:]))
-            for fold, part in parts.items():
-                values[which == fold] = part.aligned(classes, name)
+            parts = [MemberOutputs.read(self._answers(name, part)).aligned(classes, name) for part in kinds]
+            values = np.empty((len(which), *parts[0].shape[1:]))
+            for fold, part in enumerate(parts):
+                values[which == fold] = part
             found.append(values)
-        return np.stack(found), classes or ()
+        return np.stack(found), classes
 
     def evaluate(self) -> dict[str, Any]:
         if self.combination is None:
@@ -316,9 +316,9 @@ class Ensemble(PassWorkload):
             if label != self.label:
                 message = f"data.label={self.label}: {path} predicts {label!r}; type  data.label={label}"
                 raise UserError(message, code="conflict", key="data.label")
-        for name, rows in (("to find weights from", self.request.fit), ("to test on", self.request.test)):
+        for use, rows in (("to find weights from", self.request.fit), ("to test on", self.request.test)):
             if len(rows) < LEAST_ROWS:
-                raise UserError(f"{rows.file}: {len(rows)} rows {name}; {LEAST_ROWS} are needed", code="invalid-data")
+                raise invalid_data(f"{rows.file}: {len(rows)} rows {use}; {LEAST_ROWS} are needed")
         if self.request.folds:
             self.request.check_folds()
 

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
@@ -57,10 +57,16 @@ class Topics(PassWorkload):
         """Count texts once, into the cache; ranks then read the counts."""
         entry = expand_cache(self._data.cache) / "topics" / self._hash_texts(path)
 
+        def read(log: LogFn, verify: bool) -> ShardCounts:
+            counts = read_shards(entry)
+            if verify:
+                counts.verify()
+            return counts
+
         def build(folder: Path) -> None:
             convert(path, folder, text=TextOptions(**self._data.text_options()))
 
-        return prepare_entry(entry, partial(_read_entry, entry), build, log, verify)
+        return prepare_entry(entry, read, build, log, verify)
 
     def _hash_texts(self, path: Path) -> str:
         files = sorted(path.rglob("*.txt*")) if path.is_dir() else [path]
@@ -97,30 +103,19 @@ class Topics(PassWorkload):
     def passes(self, device: Any) -> "TopicPasses":
         counts = self.counts
         check_topics(self._model.k, counts)
-        train, model = self.spec.train, self._model
-        problem = build_problem(counts, device)
-        asked = model.model_dump()
+        train, asked = self.spec.train, self._model.model_dump()
         settings = {**asked, "seed": train.seed, "text": self._data.text_options()}
         k = asked.pop("k")
         options = FitOptions(**asked, seed=train.seed, passes=train.steps or train.epochs)
-        return TopicPasses(problem, k, options, settings)
-
-
-def _read_entry(entry: Path, log: LogFn, verify: bool) -> ShardCounts:
-    counts = read_shards(entry)
-    if verify:
-        counts.verify()
-    return counts
+        return TopicPasses(build_problem(counts, device), k, options, settings)
 
 
 class TopicPasses(Passes):
     def __init__(self, problem: FitProblem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
         self.problem, self.counts, self.k, self.options, self.settings = problem, problem.counts, k, options, settings
         self.samples, self.most = self.counts.documents, options.max_passes
-        self._share_done = 0.0
         self.parameters = self.k * (self.counts.documents + self.counts.terms)
-        self.final_loss = math.nan
-        self.seconds = 0.0
+        self.final_loss, self.seconds, self._share_done = math.nan, 0.0, 0.0
         self.fit: Any = None  # an AcceleratedEM, once it has begun or is restored
 
     def begin(self) -> None:
@@ -182,17 +177,17 @@ class TopicPasses(Passes):
         ]
 
     def conclude(self, result: Mapping[str, Tensor], folder: Path) -> None:
-        factors = result["L"].numpy(), result["F"].numpy()
-        facts: dict[str, Any] = {"loss": self.final_loss, "seconds": self.seconds, "settings": dict(self.settings)}
-        TopicFit.of(self.fit, self.counts, factors, **facts).save(folder / MODEL_FILE)
+        factors, settings = (result["L"].numpy(), result["F"].numpy()), dict(self.settings)
+        made = TopicFit.of(self.fit, self.counts, factors, self.final_loss, self.seconds, settings)
+        made.save(folder / MODEL_FILE)
 
     def _as_shard(self, L: Tensor) -> Tensor:
         """Return this rank's rows as a shard of all rows: a checkpoint merges them, for any number of ranks."""
         if not (dist.is_available() and dist.is_initialized()):
             return L
-        mesh = create_device_mesh(L.device.type, (dist.get_world_size(),))
-        shape = (self.samples, L.shape[1])
-        return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=(shape[1], 1))
+        mesh, k = create_device_mesh(L.device.type, (dist.get_world_size(),)), L.shape[1]
+        shape = torch.Size((self.samples, k))
+        return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=shape, stride=(k, 1))
 
     def _estimate_passes(self) -> float:
         """Estimate the total number of passes from how much of their way gain and drift have fallen, on a log scale."""

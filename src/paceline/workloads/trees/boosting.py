@@ -46,6 +46,13 @@ class BoostingJob:
         edges = [count * number // self.rank_info.world for number in (rank, rank + 1)]
         return slice(*edges) if starts is None else slice(*np.append(starts, rows)[edges].tolist())
 
+    @property
+    def shared_parameters(self) -> dict[str, Any]:
+        """Return the parameters that both libraries call the same."""
+        weight = self.model.scale_pos_weight
+        found = {"seed": self.seed, **({"scale_pos_weight": weight} if weight != 1 else {})}
+        return found | ({"num_class": self.target.outputs} if self.target.task is Task.CLASSES else {})
+
     def training_rows(self, rows: slice) -> dict[str, Any]:
         """Return some training rows under the libraries' names for their parts; they stay mapped."""
         split = self.table.split("train")
@@ -77,16 +84,14 @@ class LightGBMRounds:
         model, target = job.model, job.target
         self.parameters = {
             **{name: value for key, name in LIGHTGBM_NAMES.items() if (value := getattr(model, key)) is not None},
-            **({"scale_pos_weight": model.scale_pos_weight} if model.scale_pos_weight != 1 else {}),
+            **job.shared_parameters,
             "bagging_freq": int(model.subsample < 1),
             "objective": OBJECTIVES[target.task].lightgbm,
             "metric": OBJECTIVES[target.task].lightgbm_loss,
             "num_threads": job.threads,
-            "seed": job.seed,
             "deterministic": True,
             "force_row_wise": True,
             "verbose": -1,
-            **({"num_class": target.outputs} if target.task is Task.CLASSES else {}),
             **({"eval_at": [1 << 30]} if target.task is Task.RANKING else {}),
         }
         self.loaded, self.held_out = 0, np.empty((0, 1), np.float32)

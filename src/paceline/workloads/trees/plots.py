@@ -81,30 +81,26 @@ def _draw_shap(fitted: FittedTrees, rows: np.ndarray, file: Path) -> None:
         for height, column in enumerate(shown):
             is_name = names[column] in fitted.coding.categories
             _draw_shap_row(axes, height, values[:, 0, column], None if is_name else rows[:, column])
-        _draw_legend(axes)
+        from matplotlib import colormaps
+
+        low, high = (colormaps["coolwarm"](end) for end in (0.0, 1.0))
+        for name, colour in {"low": low, "high": high, "missing, or a name": FAINT}.items():
+            axes.scatter([], [], s=16, c=[colour], label=name)
+        axes.legend(title="value", loc="lower right")
     axes.set_xlabel(ADDED[task].format(escape_mathtext(fitted.classes[-1]) if fitted.classes else ""))
     write_png(figure, file)
 
 
 def _draw_shap_row(axes: Any, height: int, added: np.ndarray, given: np.ndarray | None) -> None:
+    from matplotlib import colormaps
+
     up = height + 0.3 * (2 * draw_fractions(np.uint64(height), 0, len(added)) - 1)
     colours: Any = FAINT
     if given is not None:
-        from matplotlib import colormaps
-
         known = ~np.isnan(given)
         ranks = np.searchsorted(np.sort(given[known]), given) / max(1, known.sum() - 1)
         colours = np.where(known[:, None], colormaps["coolwarm"](np.clip(ranks, 0, 1)), (0.6, 0.6, 0.6, 1.0))
     axes.scatter(added, up, s=7, c=colours, linewidths=0)
-
-
-def _draw_legend(axes: Any) -> None:
-    from matplotlib import colormaps
-
-    ends = {"low": colormaps["coolwarm"](0.0), "high": colormaps["coolwarm"](1.0), "missing, or a name": FAINT}
-    for name, colour in ends.items():
-        axes.scatter([], [], s=16, c=[colour], label=name)
-    axes.legend(title="value", loc="lower right")
 
 
 def _make_figure(lines: int) -> tuple[Any, Any]:

@@ -118,7 +118,7 @@ class HeldOutRows:
             return sum_ndcg(scores[:, 0], labels, own - rows.start)
         weights = None if self.split.weights is None else np.asarray(self.split.weights[rows], np.float64)
         loss, weight = sum_losses(scores, labels, weights, self.target)
-        sums: dict[str, Any] = {"loss": loss, "weight": weight}
+        sums = {"loss": loss, "weight": weight}
         if self.target.task is Task.BINARY:
             return sums | sum_two_classes(scores[:, 0], labels.astype(np.int64))
         if self.target.task is Task.CLASSES:

@@ -46,9 +46,9 @@ class FittedTrees:
     def cut(cls, library: str, raw: bytes, rounds: int, coding: Coding, target: TableTarget) -> "FittedTrees":
         """Make the result of a run from its first rounds alone."""
         booster = load_booster(library, raw)
-        xgboost = library == "xgboost"
-        raw = booster[:rounds].save_raw("json") if xgboost else booster.model_to_string(num_iteration=rounds).encode()
-        return cls(library, bytes(raw), coding, target)
+        if library == "xgboost":
+            return cls(library, bytes(booster[:rounds].save_raw("json")), coding, target)
+        return cls(library, booster.model_to_string(num_iteration=rounds).encode(), coding, target)
 
     @classmethod
     def read(cls, folder: Path) -> "FittedTrees":
@@ -80,21 +80,21 @@ class FittedTrees:
         return predict_from_margins(self.margins(X), self.target)
 
     def margins(self, X: np.ndarray) -> np.ndarray:
-        return self._call_library(X, {"output_margin": True}, {"raw_score": True}).reshape(len(X), self.target.outputs)
+        return self._call_library(X, "output_margin", "raw_score").reshape(len(X), self.target.outputs)
 
     def contributions(self, X: np.ndarray) -> np.ndarray:
         """Return SHAP values, what each column adds to the margins: (rows, outputs, columns)."""
-        found = self._call_library(X, {"pred_contribs": True}, {"pred_contrib": True})
+        found = self._call_library(X, "pred_contribs", "pred_contrib")
         return found.reshape(len(X), self.target.outputs, -1)[:, :, :-1]  # the last one is the bias
 
-    def _call_library(
-        self, X: np.ndarray, xgboost_options: dict[str, Any], lightgbm_options: dict[str, Any]
-    ) -> np.ndarray:
-        if self.library == "lightgbm":
-            return np.asarray(self._booster.predict(X, **lightgbm_options))
-        from paceline.workloads.trees.xgboost_rounds import build_dmatrix
+    def _call_library(self, X: Any, of_xgboost: str, of_lightgbm: str) -> np.ndarray:
+        """Predict with the option that a library has by this name."""
+        if self.library == "xgboost":
+            from paceline.workloads.trees.xgboost_rounds import build_dmatrix
 
-        return np.asarray(self._booster.predict(build_dmatrix(X, self.coding, 0), **xgboost_options))
+            X = build_dmatrix(X, self.coding, 0)
+        option = of_xgboost if self.library == "xgboost" else of_lightgbm
+        return np.asarray(self._booster.predict(X, **{option: True}))
 
     @cached_property
     def _booster(self) -> Any:
@@ -125,7 +125,7 @@ class FittedTrees:
         else:
             found = self._booster.feature_importance(importance_type="gain").tolist()
         total = sum(found) or 1.0
-        shares = dict(zip(self.coding.columns, (gain / total for gain in found), strict=True))
+        shares = {name: gain / total for name, gain in zip(self.coding.columns, found, strict=True)}
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def export(self, folder: Path) -> None:

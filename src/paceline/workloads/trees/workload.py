@@ -143,11 +143,10 @@ class Trees(PassWorkload):
     def prepare(self, log: LogFn) -> None:
         load_library(self._model.library)
         train = self.spec.train
-        given = [name for name, info in Train.model_fields.items() if getattr(train, name) != info.default]
-        for name in (name for name in given if name not in USED_TRAIN_KEYS):
-            value = getattr(train, name)
-            hint = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
-            raise _not_supported(f"train.{name}", f"={value} is for models that learn by gradients; {hint}")
+        for name in (name for name in Train.model_fields if name not in USED_TRAIN_KEYS):
+            if (value := getattr(train, name)) != Train.model_fields[name].default:
+                hint = f"type  model.learning_rate={value}" if name == "lr" else "leave it out"
+                raise _not_supported(f"train.{name}", f"={value} is for models that learn by gradients; {hint}")
         if not train.steps and not train.epochs:
             raise UserError("train.steps is missing: give the number of rounds, as  train.steps=200", key="train.steps")
         self.table = prepare_table(self._data, log)
@@ -162,8 +161,7 @@ class Trees(PassWorkload):
         if facts.queries and self._model.library == "xgboost":  # which divides by each rank's weights of queries
             wrong = "data.weight" if facts.weighted else "model.subsample" if self._model.subsample < 1 else ""
             if wrong:
-                message = f"{wrong} and data.query: XGBoost normalises per rank; use  model.library=lightgbm"
-                raise UserError(message, code="not-supported", key=wrong)
+                raise _not_supported(wrong, " and data.query: XGBoost normalises per rank; use  model.library=lightgbm")
         if self._model.scale_pos_weight != 1 and len(target.classes) != 2:
             raise UserError("model.scale_pos_weight is for two classes; leave it out", key="model.scale_pos_weight")
 

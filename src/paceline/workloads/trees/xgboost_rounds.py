@@ -37,6 +37,7 @@ PAGE_BYTES = 1 << 27
 PREDICTED_ROWS = 1 << 14
 PARAMETERS = ["learning_rate", "max_depth", "max_leaves", "min_child_weight", "reg_lambda", "max_bin", "gamma"]
 PARAMETERS += ["reg_alpha", "max_delta_step", "colsample_bytree", "grow_policy"]
+BASE_PARAMETERS = ("objective", "num_class", "scale_pos_weight")
 ROWS, COLUMNS = 11, 12
 
 
@@ -45,8 +46,8 @@ class XGBoostNetwork:
 
     def __init__(self, rank_info: RankInfo, timeout_s: float) -> None:
         self.rank_info, self.timeout_s = rank_info, timeout_s
-        self._open = ExitStack()
         self._tracker: Any = None
+        self._open = ExitStack()
 
     def join(self) -> None:
         """Connect the ranks; XGBoost's workers listen on all interfaces for the failure of another."""
@@ -115,12 +116,10 @@ class XGBoostRounds:
             "tree_method": "hist",
             "device": job.device,
             **{name: value for name in PARAMETERS if (value := getattr(job.model, name)) is not None},
-            **({"scale_pos_weight": job.model.scale_pos_weight} if job.model.scale_pos_weight != 1 else {}),
+            **job.shared_parameters,
             "objective": OBJECTIVES[target.task].xgboost,
             "eval_metric": OBJECTIVES[target.task].xgboost_loss,
             "nthread": job.threads,
-            "seed": job.seed,
-            **({"num_class": target.outputs} if target.task is Task.CLASSES else {}),
         }
         self.names, self.kinds = describe_columns(facts)
         self.parameters["base_score"] = self._compute_base_score()
@@ -131,7 +130,6 @@ class XGBoostRounds:
         self.matrix: Any = None
         self.booster: Any = None
         self.cached: list[Any] = []
-        self.folder: Path | None = None
         self.until_leave = ExitStack()
 
     def load(self, raw: bytes, done: int) -> None:
@@ -152,10 +150,8 @@ class XGBoostRounds:
 
     def leave(self) -> None:
         self.network.leave()
-        self.until_leave.close()
         self.booster = self.matrix = None
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self.until_leave.close()
 
     def train_round(self, number: int) -> None:
         self._draw_rows_and_columns(number)
@@ -181,7 +177,7 @@ class XGBoostRounds:
         for first in range(0, 0 if found else len(self.held_out), PREDICTED_ROWS):
             some = np.array(self.held_out[first : first + PREDICTED_ROWS])
             found.append(self.booster.inplace_predict(some, predict_type="margin", validate_features=False))
-        return np.concatenate([np.empty(0), *(part.ravel() for part in found)]).reshape(-1, self.job.target.outputs)
+        return np.concatenate([[], *map(np.ravel, found)]).reshape(-1, self.job.target.outputs)
 
     def serialize(self) -> bytes:
         return bytes(self.booster.save_raw("ubj"))
@@ -208,20 +204,17 @@ class XGBoostRounds:
         labels = np.arange(len(target.classes)) if target.classes else [totals["mean"]]
         weights = totals["weights"] if target.classes else [1.0]
         rows = xgboost.DMatrix(np.zeros((len(labels), 1), np.float32), label=labels, weight=weights)
-        needed = ("objective", "num_class", "scale_pos_weight")
-        own = {name: value for name, value in self.parameters.items() if name in needed}
+        own = {name: self.parameters[name] for name in BASE_PARAMETERS if name in self.parameters}
         booster = xgboost.Booster({**own, "max_depth": 1, "nthread": 1}, cache=[rows])
         booster.update(rows, 0)
         return str(json.loads(booster.save_config())["learner"]["learner_model_param"]["base_score"])
 
     def _build_matrix(self) -> Any:
-        job = self.job
+        job, facts = self.job, self.job.table.facts
         options = {"enable_categorical": True, "nthread": job.threads}
-        if job.model.max_bin:
-            options["max_bin"] = job.model.max_bin
+        options |= {"max_bin": job.model.max_bin} if job.model.max_bin else {}
         columns = {"feature_types": self.kinds, "feature_names": self.names}
         few, weights = job.table.bin_rows()
-        facts = job.table.facts
         if job.rank_info.world == 1 and len(few) == facts.rows and job.data.memory == "ram":
             return xgboost.QuantileDMatrix(**job.training_rows(job.rows), **columns, **options)
         if len(few) < facts.rows:  # a name that is in none of them has a bin all the same
@@ -231,8 +224,9 @@ class XGBoostRounds:
         bins = xgboost.QuantileDMatrix(few, weight=weights, **columns, **options)
         if job.data.memory == "ram":
             return xgboost.QuantileDMatrix(**job.training_rows(job.rows), ref=bins, **columns, **options)
-        self.folder = _make_scratch_folder(job.table.folder)
-        return xgboost.ExtMemQuantileDMatrix(Pages(job, columns, self.folder), ref=bins, **options)
+        folder = _make_scratch_folder(job.table.folder)
+        self.until_leave.callback(shutil.rmtree, folder, ignore_errors=True)
+        return xgboost.ExtMemQuantileDMatrix(Pages(job, columns, folder), ref=bins, **options)
 
 
 def _make_scratch_folder(folder: Path) -> Path:

@@ -35,6 +35,7 @@ def test_every_combination_is_a_distribution_that_survives_its_file(voices, how,
     outputs, labels = voices
     found = fit_class_combination(outputs, labels, how, calibrate)
     whole = found(outputs)
+    assert calibrate == "none" or compute_calibration_error(whole, labels) < 0.03
     assert np.allclose(whole.sum(1), 1)
     assert min(found.weights) >= 0
     assert how == "stack" or sum(found.weights) == pytest.approx(1)
@@ -55,14 +56,6 @@ def test_a_stack_is_scikit_learns_logistic_regression():
     theirs = LogisticRegression(C=1.0, tol=1e-8).fit(odds.T, labels)
     assert found.weights == pytest.approx(theirs.coef_[0], rel=0.01)
     assert found.shifts[1] - found.shifts[0] == pytest.approx(theirs.intercept_[0], abs=0.01)
-
-
-def test_calibration_brings_probabilities_to_what_happens(voices):
-    outputs, labels = voices
-    shouted = outputs[2]
-    twice = shouted[None].repeat(2, 0)
-    calm = fit_class_combination(twice, labels, "average", "temperature")(twice)
-    assert compute_calibration_error(calm, labels) < 0.2 * compute_calibration_error(shouted, labels)
 
 
 def test_numbers_are_averaged_weighed_and_stacked():

@@ -9,9 +9,9 @@ import pytest
 import paceline
 from paceline import train
 from paceline.config import build_spec
-from paceline.errors import UserError
 from paceline.reports.report import report
 from paceline.trials.check import check
+from results import expect_error
 
 SMALL = {"width": 32, "embedding": 4, "bins": 16}
 
@@ -36,14 +36,8 @@ def values(tmp_path_factory):
     make_frame().to_csv(folder / "t.csv", index=False)
     data = {"path": str(folder / "t.csv"), "label": "rich", "ignore": ["amount", "weight"], "cache": str(folder)}
     steps = {"epochs": 6, "global_batch": 64, "lr": 1e-2}
-    return {
-        "name": "net",
-        "workload": "tabular",
-        "model": SMALL,
-        "data": data,
-        "train": steps,
-        "parallel": {"threads": 1},
-    }
+    run = {"name": "net", "workload": "tabular", "model": SMALL}
+    return {**run, "data": data, "train": steps, "parallel": {"threads": 1}}
 
 
 def test_it_learns_and_predicts_new_rows_without_the_table(values, tmp_path):
@@ -56,9 +50,8 @@ def test_it_learns_and_predicts_new_rows_without_the_table(values, tmp_path):
     assert (np.array(found.labels) == rows.rich.astype(str)).mean() > 0.85
     new = {"size": "?", "town": "Paris", "open": "true", "day": "2024-01-05"}
     assert len(model.predict([new, {**new, "size": 1e9}]).labels) == 2
-    with pytest.raises(UserError) as error:
+    with expect_error("invalid-value", "size"):
         model.predict([{**new, "size": "tall"}])
-    assert error.value.key == "size"
 
 
 def test_numbers_and_weights(values, tmp_path):
@@ -67,10 +60,6 @@ def test_numbers_and_weights(values, tmp_path):
     assert run.metrics["rmse"] == pytest.approx(run.metrics["loss"] ** 0.5)
     assert run.metrics["mae"] < run.metrics["rmse"] < 8  # of a spread of 14
     assert paceline.open(run.path).predict(make_frame(9).to_dict("records"))["predicted"].shape == (9,)
-    spec = build_spec(values | {"data": values["data"] | data, "model": {"objective": "multiclass"}})
-    with pytest.raises(UserError) as error:
-        train(spec, tmp_path, show=False)
-    assert error.value.key == "model.objective"
 
 
 def test_any_layout_gives_the_same_answer(values):
@@ -93,6 +82,5 @@ def test_an_ensemble_with_trees_takes_their_label_and_its_page_begins_with_the_a
     assert f"{abs(min(gain['auc']['value'] for gain in gains.values())):.4f}" in page.contents.verdict[0]
     assert "importance" in page.page.read_text()  # of the trees
     files[1].write_text(json.dumps(trees | {"data": values["data"] | {"label": "amount"}}))
-    with pytest.raises(UserError) as error:
+    with expect_error("conflict", "data.label"):
         train(spec | {"name": "two"}, tmp_path, show=False)
-    assert error.value.key == "data.label"

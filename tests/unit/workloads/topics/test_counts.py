@@ -18,10 +18,9 @@ from hypothesis.extra import numpy as hnp
 
 from paceline.errors import UserError
 from paceline.workloads.topics.counts.matrices import Csr, to_dense, to_sparse
-from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks, split_ranges
+from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
 from paceline.workloads.topics.files import disk_counts
 from paceline.workloads.topics.files.datasets import NumpyDiskDataset, TorchDiskDataset
-from paceline.workloads.topics.files.disk_counts import NpyCounts
 from paceline.workloads.topics.files.reading import read_counts
 from results import expect_error
 
@@ -135,20 +134,14 @@ def test_counts_of_any_size_are_exact(matrix, start, block_bytes, tmp_path):
         assert (sums.per_term == matrix[start:].sum(0)).all()
 
 
-def test_an_array_of_bytes_is_not_copied():
+def test_what_is_given_is_neither_copied_nor_changed():
     bytes_ = X.astype(np.uint8)
     assert np.shares_memory(read_counts(bytes_).block(5, 9).values, bytes_)
     csr = scipy.sparse.csr_array(bytes_)
     assert np.shares_memory(read_counts(csr).block(5, 9).values.data, csr.data)
-
-
-def test_entries_given_twice_are_added_without_overflow():
-    twice = scipy.sparse.coo_array((np.full(3, 200, np.uint8), ([1, 1, 0], [2, 2, 0])), shape=(2, 3))
-    counts = read_counts(twice)
-    assert whole(counts).tolist() == [[200, 0, 0], [0, 0, 400]]
-    csr = scipy.sparse.csr_array((np.array([200, 200, 0], np.uint8), [2, 2, 1], [0, 0, 3]), shape=(2, 3))
-    assert whole(read_counts(csr)).tolist() == [[0, 0, 0], [0, 0, 400]]
-    assert csr.data.tolist() == [200, 200, 0], "the user's matrix is left as it was"
+    twice = scipy.sparse.csr_array((np.full(3, 200, np.uint8), [0, 2, 2], [0, 1, 3]), shape=(2, 3))
+    assert whole(read_counts(twice)).tolist() == [[200, 0, 0], [0, 0, 400]]
+    assert twice.data.tolist() == [200, 200, 200]
 
 
 def test_fractions_when_allowed(tmp_path):
@@ -178,13 +171,12 @@ def test_names_beside_a_matrix(tmp_path):
         read_counts(path)
 
 
-def test_files_stored_by_columns_work_and_say_that_they_are_slow(tmp_path):
+def test_files_stored_by_columns_say_that_they_are_slow(tmp_path):
     with pytest.warns(UserWarning, match="Fortran"):
-        counts = read_counts(on_disk(tmp_path, np.asfortranarray(X)))
-    assert (whole(counts, block_bytes=2000) == X).all()
+        read_counts(on_disk(tmp_path, np.asfortranarray(X)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(read_counts(on_disk(tmp_path, X)), NpyCounts)
+        read_counts(on_disk(tmp_path, X))
 
 
 @pytest.mark.parametrize("value", [-1, np.nan, np.inf, 0.5, 3e9])
@@ -204,69 +196,53 @@ def test_what_is_not_a_count(value, tmp_path):
             read()
     assert not readers()
     if value != 0.5 and value != 3e9:
-        with pytest.raises(UserError, match="document 40, term 7 "):
-            read_counts(matrix, fractional=True)
-        with pytest.raises(UserError, match="document 40, term 7 "):
-            compute_totals(read_counts(on_disk(tmp_path, matrix), fractional=True))
+        for source in (matrix, tmp_path / "counts.npy"):
+            with pytest.raises(UserError, match="document 40, term 7 "):
+                compute_totals(read_counts(source, fractional=True))
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    "source",
     [
-        (np.zeros(5), "1 dimension "),
-        (np.zeros((2, 3, 4)), "3 dimensions "),
-        (np.zeros((0, 4)), "is empty, 0 documents by 4 terms"),
-        (np.zeros((4, 0)), "is empty, 4 documents by 0 terms"),
-        (scipy.sparse.csr_array((0, 3)), "is empty"),
-        (torch.zeros(3), "the tensor: has 1 dimension"),
-        (np.array([["a", "b"]]), "holds texts"),
-        (np.array([[{}, 1]], object), "holds objects"),
-        (np.ones((2, 2), complex), "holds complex numbers"),
-        (torch.ones(2, 2, dtype=torch.complex64), "holds complex numbers"),
-        ({"a": 1}, "dict|objects"),
+        *(np.zeros(5), np.zeros((2, 3, 4)), np.zeros((0, 4)), np.zeros((4, 0)), scipy.sparse.csr_array((0, 3))),
+        *(np.array([["a", "b"]]), np.array([[{}, 1]], object), np.ones((2, 2), complex), {"a": 1}),
+        *(torch.zeros(3), torch.ones(2, 2, dtype=torch.complex64)),
     ],
+    ids=str,
 )
-def test_no_matrix(source, message):
-    with pytest.raises(UserError, match=message) as error:
+def test_no_matrix(source):
+    with expect_error("invalid-data") as error:
         read_counts(source)
     assert "\n" not in str(error.value)
 
 
 def test_bad_files(tmp_path):
-    def reject(name, code, content=None):
+    good = on_disk(tmp_path, X).read_bytes()
+    np.savez(tmp_path / "two.npz", a=X, b=X)
+    np.save(tmp_path / "objects.npy", np.array([[{}, 1]], object), allow_pickle=True)
+    (tmp_path / "folder").mkdir()
+    for name, content, code in (
+        ("short.npy", good[:-100], "damaged"),
+        ("header.npy", good[:40], "damaged"),
+        ("other.npy", b"PK something else entirely", "invalid-format"),
+        ("nothing.npy", b"", "invalid-format"),
+        ("count.npy", None, "not-found"),
+        ("x.docx", b"x", "invalid-format"),
+        ("zip.npz", b"no zip", "invalid-format"),
+        ("text.mtx", b"hello\n", "invalid-format"),
+        ("text.mtx.gz", gzip.compress(b"hello\n"), "invalid-format"),
+        ("two.npz", None, "invalid-data"),
+        ("objects.npy", None, "invalid-data"),
+        ("folder", None, "invalid-format"),
+    ):
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=name) as caught:
+        with expect_error(code, match=name) as caught:
             read_counts(tmp_path / name)
         assert "\n" not in str(caught.value)
-        assert caught.value.code in code.split("|")
-        return str(caught.value)
-
-    good = on_disk(tmp_path, X).read_bytes()
-    assert f"{len(good) - 100:,} of {len(good):,} bytes" in reject("short.npy", "damaged", good[:-100])
-    reject("header.npy", "damaged", good[:40])
-    reject("other.npy", "invalid-format", b"PK something else entirely")
-    reject("nothing.npy", "invalid-format", b"")
-    assert "counts.npy'" in reject("count.npy", "not-found")
-    reject("x.docx", "invalid-format", b"x")
-    reject("zip.npz", "unreadable|invalid-format|damaged|invalid-request", b"no zip")
-    reject("text.mtx", "invalid-format|unreadable", b"hello\n")
-    reject("text.mtx.gz", "invalid-format|unreadable", gzip.compress(b"hello\n"))
-    np.savez(tmp_path / "two.npz", a=X, b=X)
-    assert "a, b" in reject("two.npz", "invalid-data")
-    np.save(tmp_path / "objects.npy", np.array([[{}, 1]], object), allow_pickle=True)
-    reject("objects.npy", "invalid-data")
-    on_disk(tmp_path, X[0], "line.npy")
-    reject("line.npy", "invalid-data")
-    (tmp_path / "folder").mkdir()
-    reject("folder", "invalid-format")
-
-
-def test_a_file_that_shrinks_while_it_is_read(tmp_path):
-    path = on_disk(tmp_path, X)
-    counts = read_counts(path)
-    path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(UserError, match="cut short"):
+    counts = read_counts(tmp_path / "counts.npy")
+    (tmp_path / "counts.npy").write_bytes(good[:-50])  # it shrinks while it is read
+    with expect_error("damaged"):
         whole(counts, block_bytes=700)
 
 
@@ -277,10 +253,7 @@ def test_the_reader_stops_with_its_consumer(tmp_path):
     assert readers()
     stream.close()
     assert not readers()
-    assert [b.start for b in iterate_blocks(counts, 10, 20, 300)] == [a for a, _ in split_ranges(counts, 10, 20, 300)]
     assert list(iterate_blocks(counts, 7, 7)) == []
-    assert counts.block(7, 7).values.shape == (0, 33)
-    assert not readers()
 
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2", "u4", "i8", "f4", "f8"])
@@ -324,25 +297,3 @@ def test_what_is_no_small_count_is_left_to_the_slower_way(dtype, odd, at, tmp_pa
     else:
         with pytest.raises(UserError, match=f"document 40, term {at}"):
             list(read)
-
-
-def test_rows_with_few_zeros_stay_rows(tmp_path, monkeypatch):
-    """After two such blocks in a row the others are not scanned; one alone is passed over."""
-    scanned, scan = [], NpyCounts.nonzero_rows
-
-    def noted(self, start, stop):
-        found = scan(self, start, stop)
-        scanned.append((start, found is not None))
-        return found
-
-    monkeypatch.setattr(NpyCounts, "nonzero_rows", noted)
-    matrix = np.zeros((80, 40), np.float32)
-    matrix[:, 5] = 1
-    for first in (10, 40, 50):
-        matrix[first : first + 10] = 1 + np.arange(40)
-    np.save(tmp_path / "x.npy", matrix)
-    found = list(iterate_blocks(read_counts(tmp_path / "x.npy"), block_bytes=10 * 160, without_zeros=True))
-    assert [block.start for block in found if not isinstance(block.values, Csr)] == [10, 40, 50]
-    assert scanned == [(0, True), (10, False), (20, True), (30, True), (40, False), (50, False)]
-    rows = [to_dense(b.values, 40) if isinstance(b.values, Csr) else b.values for b in found]
-    assert np.array_equal(np.concatenate(rows), matrix)

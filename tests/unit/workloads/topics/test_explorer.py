@@ -87,15 +87,6 @@ def test_what_is_told_is_true(explored):
         assert np.array(uses[1::2]) / 100 == pytest.approx(inside, abs=0.015)
 
 
-def test_without_counts_and_names():
-    made = TopicFit(*(getattr(small_fit()[1], name) for name in "LF"))
-    data = collect_explorer_data(made)
-    assert data["coherence"] is data["lengths"] is data["documentTerms"] is None
-    assert data["names"][3] == "document 3"
-    assert data["vocabulary"][5] == "term 5"
-    assert collect_explorer_data(made, names=[f"n{at}" for at in range(60)])["names"][59] == "n59"
-
-
 @pytest.mark.parametrize(("n", "k", "m"), [(1, 1, 1), (2, 1, 5), (3, 2, 2), (5, 4, 3)])
 def test_the_smallest_fits(n, k, m):
     chance = np.random.default_rng(0)
@@ -103,6 +94,9 @@ def test_the_smallest_fits(n, k, m):
     data = collect_explorer_data(made, chance.poisson(3, (n, m)) + 1)
     assert len(data["tops"]) == k
     assert len(data["names"]) == n
+    data = collect_explorer_data(made, names=["a"] * n)
+    assert data["coherence"] is data["lengths"] is data["documentTerms"] is None
+    assert (data["names"][0], data["vocabulary"][0]) == ("a", "term 0")
 
 
 def test_wrong_things_are_refused(tmp_path, explored):
@@ -125,40 +119,28 @@ def test_the_map_puts_like_topics_together_and_none_on_another():
     kinds = chance.dirichlet(np.full(50, 0.1), 3)
     F = np.repeat(kinds, 4, axis=0) * 0.9 + 0.1 * chance.dirichlet(np.full(50, 0.1), 12)
     overlap = compute_overlaps(F)
-    assert np.diag(overlap) == pytest.approx(1, abs=1e-5)
     spots, radii = place_topics(overlap, np.full(12, 1 / 12))
     far = np.linalg.norm(spots[:, None] - spots[None], axis=-1)
     kind = np.repeat(np.arange(3), 4)
     same = kind[:, None] == kind[None]
-    assert far[same & (far > 0)].max() < far[~same].max()
     assert far[same & (far > 0)].mean() < 0.6 * far[~same].mean()
     assert (far + np.eye(12) > 1.8 * radii[0]).all()
     assert ((spots > 0) & (spots < 1)).all()
 
 
-# ---- in a browser ----
-
-
 @contextmanager
-def opened(browser, path, width=1200, height=900, scheme="light", at="", scripts=True):
+def opened(browser, path, width=1200, height=900, scheme="light", at=""):
     """The page, which complains about nothing."""
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, java_script_enabled=scripts
-    )
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, offline=True)
     shown, said = context.new_page(), []
     shown.on("console", lambda message: said.append(message.text))
     shown.on("pageerror", lambda error: said.append(str(error)))
     shown.on("dialog", lambda dialog: (said.append("dialog"), dialog.dismiss()))
     shown.goto(path.as_uri() + at)
-    if scripts:
-        assert shown.evaluate("document.documentElement.dataset.drawn") == "3"
+    assert shown.evaluate("document.documentElement.dataset.drawn") == "3"
     yield shown
-    assert said == [] or not scripts
+    assert said == []
     context.close()
-
-
-def terms_shown(shown):
-    return shown.locator(".terms .bar .label").all_inner_texts()
 
 
 def test_a_topic_its_terms_and_the_slider(browser, explored):
@@ -172,9 +154,10 @@ def test_a_topic_its_terms_and_the_slider(browser, explored):
         assert shown.evaluate("location.hash") == f"#topic-{other}"
         shown.locator("#weight").fill("0")
         expected = [re.sub(r"\s+", " ", text).strip() or "(blank)" for text in made.top_terms(12)[other]]
-        assert terms_shown(shown)[:12] == expected
+        terms = shown.locator(".terms .bar .label")
+        assert terms.all_inner_texts()[:12] == expected
         shown.locator("#weight").fill("0.95")
-        assert terms_shown(shown)[:12] != expected
+        assert terms.all_inner_texts()[:12] != expected
         shown.locator(".chip").first.click()
         assert shown.evaluate("location.hash") != f"#topic-{other}"
         shown.go_back()
@@ -237,12 +220,6 @@ def test_dark_phone_and_print(browser, explored):
         assert shown.locator("#table tbody tr").count() == 3
         assert shown.locator("#table").is_visible()
         assert shown.pdf(format="A4").startswith(b"%PDF")
-
-
-def test_without_scripts_there_is_a_table(browser, explored):
-    with opened(browser, explored[2], scripts=False) as shown:
-        assert shown.locator("#table").is_visible()
-        assert not shown.locator("#map").is_visible()
 
 
 def test_texts_are_shown_as_they_begin_and_are_harmless():

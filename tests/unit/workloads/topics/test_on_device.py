@@ -1,6 +1,5 @@
 """Counts that stay on their device, with the CPU as the device: the same fit, the same refusals."""
 
-from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -14,10 +13,10 @@ from paceline.errors import UserError
 from paceline.workloads.topics.counts.arrays import from_tensor
 from paceline.workloads.topics.counts.matrices import Csr
 from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.fitting import passes
 from paceline.workloads.topics.fitting.passes import pad_to_tiles
-from paceline.workloads.topics.fitting.problem import SampleSize, build_problem, find_first_topics, sample_documents
+from paceline.workloads.topics.fitting.problem import SampleSize, build_problem, sample_documents
 from paceline.workloads.topics.fitting.tiers import sum_counts
-from paceline.workloads.topics.in_process import use_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")
 
@@ -33,21 +32,14 @@ def csr(X, dtype=torch.float32):
     return torch.tensor(X, dtype=dtype).to_sparse_csr()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "int64", "float32", "float64", "bfloat16"])
-def test_a_fit_is_that_of_the_same_counts_on_the_host(made, dtype):
-    there = from_tensor(torch.tensor(made).to(getattr(torch, dtype)))
-    assert there.values.dtype == torch.uint8
-    model, same = pt.fit(there, k=3), pt.fit(made, k=3)
-    assert model.loss == pytest.approx(same.loss, rel=1e-6)
-    assert model.loss == pytest.approx(exact_loss(made, model.L, model.F), rel=1e-6)
-    assert exact_loss(there, model.L, model.F) == pytest.approx(exact_loss(made, model.L, model.F), rel=1e-12)
-
-
 @pytest.mark.parametrize("start", ["auto", "least_squares", "random"])
-def test_nonzeros_on_a_device(made, start):
-    there = from_tensor(csr(made))
-    model, same = pt.fit(there, k=3, start=start), pt.fit(sp.csr_array(made), k=3, start=start)
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "bfloat16", None])
+def test_a_fit_is_that_of_the_same_counts_on_the_host(made, dtype, start):
+    there = from_tensor(torch.tensor(made).to(getattr(torch, dtype)) if dtype else csr(made))
+    assert there.tensors[-1].dtype == torch.uint8
+    model, same = (pt.fit(X, k=3, start=start) for X in (there, made if dtype else sp.csr_array(made)))
     assert model.loss == pytest.approx(same.loss, rel=1e-5)
+    assert model.loss == pytest.approx(exact_loss(made, model.L, model.F), rel=1e-6)
     assert exact_loss(there, model.L, model.F) == pytest.approx(exact_loss(made, model.L, model.F), rel=1e-12)
 
 
@@ -64,7 +56,7 @@ def test_nonzeros_that_are_given_twice_or_are_zero_are_no_problem(made):
     assert model.loss == pytest.approx(same.loss, rel=1e-5)
 
 
-def test_the_smallest_type_is_taken(made):
+def test_the_smallest_type_is_taken(made, monkeypatch):
     for largest, dtype in ((255, torch.uint8), (256, torch.uint16), (65_536, torch.int32)):
         X = made.copy()
         X[0, 0] = largest
@@ -77,8 +69,10 @@ def test_the_smallest_type_is_taken(made):
             np.testing.assert_array_equal(per_term, X.sum(0))
         there = from_tensor(csr(X))
         assert there.values[2].dtype == dtype
-        np.testing.assert_array_equal(sum_counts(there)[0], X.sum(1))
-        np.testing.assert_array_equal(sum_counts(there)[1], X.sum(0))
+        for piece in (passes.PIECE, 8 * 7):
+            monkeypatch.setattr(passes, "PIECE", piece)
+            np.testing.assert_array_equal(sum_counts(there)[0], X.sum(1))
+            np.testing.assert_array_equal(sum_counts(there)[1], X.sum(0))
     halves = from_tensor(torch.tensor(made) * 0.5, fractional=True)
     assert halves.values.dtype == torch.float32
     same = torch.tensor(made, dtype=torch.uint8)
@@ -133,31 +127,6 @@ def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, s
     assert len(list(whole.documents())) == 1
     assert len(list(parts.documents())) > 1
     assert pt.fit(there, k=3).loss == pytest.approx(one.loss, rel=1e-6)
-
-
-def test_sums_of_nonzeros_in_pieces(made, monkeypatch):
-    monkeypatch.setattr("paceline.workloads.topics.fitting.passes.PIECE", 8 * 7)
-    per_document, per_term = sum_counts(from_tensor(csr(made)))
-    np.testing.assert_array_equal(per_document, made.sum(1))
-    np.testing.assert_array_equal(per_term, made.sum(0))
-
-
-def test_a_dense_sample_fits_beside_what_is_on_the_device(made, monkeypatch):
-    asked = []
-
-    def sampled(counts, seed, least, size):
-        asked.append(size.counts)
-        return sample_documents(counts, seed, least, size)
-
-    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.sample_documents", sampled)
-    monkeypatch.setattr("paceline.workloads.topics.fitting.problem.get_free_device_bytes", lambda device: 8 * 90 * 40)
-    find_first_topics(read_counts(made.astype(np.uint8)), made.sum(0), 3)
-    assert asked == [90 * 40]
-
-
-def test_kernels_are_launched_where_the_counts_are():
-    assert isinstance(use_device("cpu"), nullcontext)
-    assert use_device("cuda:1").idx == use_device(torch.device("cuda", 1)).idx == 1
 
 
 def test_whole_tiles():

@@ -12,7 +12,7 @@ import scipy.sparse
 from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.planner.cost_model import build_cost_model
-from paceline.planner.plan import apply_plan, plan
+from paceline.planner.plan import plan
 from paceline.planner.target import resolve_target
 from paceline.workloads.topics.planning import (
     CountsShape,
@@ -60,6 +60,7 @@ def test_a_pass_takes_as_long_as_it_was_measured_on_an_h200():
     assert work(headline(), "1xH200") == pytest.approx(7.5e-3, rel=0.1)
     assert work(sparse(), "1xH200") == pytest.approx(4.9e-3, rel=0.1)
     assert work(sparse(newton=True), "1xH200") == pytest.approx(18.6e-3, rel=0.1)
+    assert work(headline(100), "1xH200") > 2 * work(headline(), "1xH200")  # two reads, 128 columns instead of 32
 
 
 @pytest.mark.parametrize(("k", "kind", "ns"), [(10, sparse, 12), (20, sparse, 16), (20, headline, 4)])
@@ -67,12 +68,6 @@ def test_a_core_needs_as_many_nanoseconds_per_count_as_were_measured(k, kind, ns
     counts = kind(k)
     of_one_core = 8 * work(counts, "1x1xCPU") / counts.nonzeros  # the catalogue's CPU has eight
     assert of_one_core == pytest.approx(ns * 1e-9, rel=0.1)
-
-
-def test_no_pass_is_faster_than_its_bytes():
-    one = work(headline(), "1xH200")
-    assert one > 1e10 / 4.8e12
-    assert work(headline(100), "1xH200") > 2 * one  # two reads, and 128 columns instead of 32
 
 
 def test_ranks_send_the_statistic_and_nothing_else():
@@ -89,7 +84,7 @@ def test_counts_lie_as_high_as_they_fit():
     small, large, huge = map(dense, (100_000, 1_000_000, 10_000_000))
     found = [estimate_pass_memory(c, c.documents, 1, where) for c in (small, large, huge)]
     assert [m.tier for m in found] == ["in memory", "45 % on host", "86 % on disk"]
-    assert all(m.total_bytes < where.cluster.device.memory_bytes for m in found)
+    assert max(m.total_bytes for m in found) < where.cluster.device.memory_bytes
     times = [estimate_pass_time(c, c.documents, 1, where, m) for c, m in zip((small, large, huge), found, strict=True)]
     assert times[0].data_s == 0
     assert times[1].step_s == pytest.approx(found[1].host_bytes / 45e9, rel=0.1)
@@ -140,11 +135,6 @@ def test_four_devices_and_their_price():
     assert one.cost_usd == pytest.approx(2 * one.hours)
     assert json.dumps(found.as_json())
     assert "4 devices will run at" in found.advice[0]
-
-
-def test_auto_takes_the_number_of_devices_of_the_plan(counts_file):
-    spec = topics(counts_file, k=5, cluster="4xH100", parallel="auto")
-    assert apply_plan(spec, None).parallel.ranks == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -33,10 +34,7 @@ def share(image, colour):
 
 @pytest.mark.parametrize("draw", [plot_loss, plot_structure, plot_top_terms])
 def test_each_is_drawn_and_written(draw, model, tmp_path):
-    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-    for kind, start in starts.items():
-        if kind == "pdf" and draw is not plot_structure:
-            continue  # the fonts of a PDF take a second
+    for kind, start in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
         figure = draw(model, output_file=tmp_path / f"picture.{kind}")
         content = (tmp_path / f"picture.{kind}").read_bytes()
         assert content.startswith(start)
@@ -46,12 +44,6 @@ def test_each_is_drawn_and_written(draw, model, tmp_path):
         draw(model, output_file=tmp_path / "picture.bmp")
     with pytest.raises(RunFailed, match="No such file"):
         draw(model, output_file=tmp_path / "nowhere" / "picture.png")
-
-
-def test_the_same_picture_is_the_same_file(tmp_path):
-    for name in ("a.svg", "b.svg"):
-        plot_structure(np.eye(3), output_file=str(tmp_path / name))
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
 def test_nothing_is_left_behind(tmp_path):
@@ -103,10 +95,6 @@ def test_a_structure_needs_shares():
         plot_structure([1, 2])
 
 
-def overlapping(boxes):
-    return [(a, b) for at, a in enumerate(boxes) for b in boxes[at + 1 :] if a.overlaps(b)]
-
-
 def test_labels_of_terms_do_not_overlap():
     chance = np.random.default_rng(0)
     F = chance.dirichlet(np.full(40, 0.2), 7)
@@ -119,7 +107,8 @@ def test_labels_of_terms_do_not_overlap():
     boxes = [label.get_window_extent(drawing) for axes in charts for label in axes.get_yticklabels()]
     boxes += [axes.patch.get_window_extent(drawing) for axes in charts]
     assert len(boxes) == 7 * 13
-    assert overlapping([box.shrunk(0.98, 0.8) if hasattr(box, "shrunk") else box for box in boxes]) == []
+    inner = [box.shrunk(0.98, 0.8) for box in boxes]
+    assert not any(a.overlaps(b) for a, b in combinations(inner, 2))
     assert all(box.x0 >= 0 for box in boxes)
 
 

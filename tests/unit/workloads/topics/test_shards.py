@@ -19,7 +19,7 @@ from synthetic_counts import zipf_documents
 
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.topics.counts.matrices import Counts, Csr, to_dense
-from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
+from paceline.workloads.topics.counts.stream import compute_totals
 from paceline.workloads.topics.files import shards
 from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.shards import read_shards, write_shards
@@ -62,9 +62,6 @@ def test_shards_hold_the_same_counts(matrix, shard_bytes, form, ends, tmp_path):
     sums = compute_totals(counts)
     assert (sums.per_document == matrix.sum(1)).all()
     assert (sums.per_term == matrix.sum(0)).all()
-    assert (
-        np.concatenate([b.values.data if counts.sparse else b.values.ravel() for b in iterate_blocks(counts)]) >= 0
-    ).all()
     if counts.sparse:
         assert (counts.weights() == np.count_nonzero(matrix, axis=1)).all()
 
@@ -104,16 +101,13 @@ def test_rare_large_counts_do_not_widen_all(tmp_path):
 def test_layout_is_chosen_by_size(tmp_path):
     full, thin = np.ones((50, 40), np.uint8), np.zeros((50, 40), np.uint8)
     thin[:, 0] = 1
-    counts = convert(np.vstack([full, thin]), tmp_path / "s", shard_bytes=800)
-    assert {shard.layout for shard in counts.shards} == {"dense", "csr"}
-    assert not counts.sparse
-    assert (rows_of(counts) == np.vstack([full, thin])).all()
-    mostly_thin = np.vstack([full, *[thin] * 20])
-    counts = convert(mostly_thin, tmp_path / "t", shard_bytes=800)
-    assert {shard.layout for shard in counts.shards} == {"dense", "csr"}
-    assert counts.sparse
-    assert (rows_of(counts) == mostly_thin).all()
-    assert (counts.weights() == np.count_nonzero(mostly_thin, axis=1)).all()
+    for times in (1, 20):
+        matrix = np.vstack([full, *[thin] * times])
+        counts = convert(matrix, tmp_path / f"s{times}", shard_bytes=800)
+        assert {shard.layout for shard in counts.shards} == {"dense", "csr"}
+        assert counts.sparse == (times > 1)
+        assert (rows_of(counts) == matrix).all()
+    assert (counts.weights() == np.count_nonzero(matrix, axis=1)).all()
 
 
 def test_fractions(tmp_path):
@@ -165,11 +159,9 @@ def test_bad_parquet(tmp_path):
     def reject(code, shown="", **columns):
         if columns:
             pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
-        with pytest.raises(UserError) as caught:
+        with expect_error(code, match=shown or None) as caught:
             compute_totals(read_counts(tmp_path / "x.parquet"))
         assert "\n" not in str(caught.value)
-        assert shown in str(caught.value)
-        assert caught.value.code == code
 
     (tmp_path / "x.parquet").write_bytes(b"no parquet")
     reject("unreadable")
@@ -188,9 +180,8 @@ def test_a_damaged_shard_is_named(folder):
     content = victim.read_bytes()
     for damaged in (content[:-1], content + b"x"):
         victim.write_bytes(damaged)
-        with expect_error("damaged", match=victim.name) as caught:
+        with expect_error("damaged", match=victim.name):
             read_counts(folder)
-        assert f"{len(damaged)} of {len(content)} bytes" in str(caught.value)
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     counts = read_counts(folder)
     assert rows_of(counts, 0, 5).shape == (5, 33)

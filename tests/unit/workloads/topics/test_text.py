@@ -22,6 +22,7 @@ from paceline.workloads.topics.files import texts as text
 from paceline.workloads.topics.files.reading import convert, read_counts
 from paceline.workloads.topics.files.texts import WORDS, TextOptions, read_stop_words, read_text
 from paceline.workloads.topics.workload import Topics
+from results import expect_error
 
 TEXTS = [
     "The cat sat on the mat, and the cat slept.",
@@ -62,10 +63,9 @@ def test_counts_are_those_of_scikit_learn(texts, min_df, max_df, stop):
 
 def test_numbers_and_markup_are_no_terms():
     review = ["Great&amp;cheap<br /><br>50 of 1,000 b2b &lt; 3 <3 a<b R&D<!-- no -->"]
-    every = TextOptions(stop_words=None, min_df=1, max_df=1.0)
-    assert read_text(review, every).vocabulary == ["b2b", "cheap", "great", "of"]
-    assert {"br", "amp"} < set(read_text(review, replace(every, markup=True)).vocabulary)
-    assert "222 English stop words" in replace(every, stop_words="english", max_terms=5).rules()
+    assert read_text(review, ALL).vocabulary == ["b2b", "cheap", "great", "of"]
+    assert {"br", "amp"} < set(read_text(review, replace(ALL, markup=True)).vocabulary)
+    assert "222 English stop words" in replace(ALL, stop_words="english", max_terms=5).rules()
 
 
 def test_the_most_frequent_terms():
@@ -121,9 +121,9 @@ def test_stop_words(tmp_path):
     assert {"the", "and", "of", "we", "is"} <= ENGLISH
     assert "model" not in ENGLISH
     (tmp_path / "stop.txt").write_text("cat\ndog\n")
-    options = TextOptions(stop_words=str(tmp_path / "stop.txt"), min_df=2, max_df=1.0)
-    assert "cat" not in read_text(TEXTS, options).vocabulary
-    assert "the" in read_text(TEXTS, options).vocabulary
+    found = read_text(TEXTS, TextOptions(stop_words=str(tmp_path / "stop.txt"), max_df=1.0)).vocabulary
+    assert "cat" not in found
+    assert "the" in found
     with pytest.raises(UserError, match="stop_words=klingon"):
         read_text(TEXTS, TextOptions(stop_words="klingon"))
 
@@ -152,10 +152,9 @@ def test_bad_texts(tmp_path):
     def reject(name, code, shown="", content=None, options=None):
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError) as caught:
+        with expect_error(code, match=shown or None) as caught:
             read_text(tmp_path / name, options)
         assert "\n" not in str(caught.value)
-        assert (caught.value.code, shown in str(caught.value)) == (code, True)
 
     reject("x.csv", "unknown-name", "'texts'", b"id,texts\n1,a\n")
     reject("x.csv", "unknown-name", "'name'", b"id,text\n1,a\n", TextOptions(name_column="name"))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from paceline.workloads.topics.files.reading import read_counts
@@ -13,11 +14,7 @@ from paceline.workloads.topics.fitting.tiers import TieredDocuments
 def counts(sparse):
     X = np.random.default_rng(3).poisson(0.7, (103, 57)).astype(np.uint8)
     X[5] = 0
-    if not sparse:
-        return X, read_counts(X)
-    import scipy.sparse
-
-    return X, read_counts(scipy.sparse.csr_array(X))
+    return X, read_counts(scipy.sparse.csr_array(X) if sparse else X)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.data.files import iter_below, iter_lines, open_text
 from paceline.data.tables import iter_columns, locate_row, table_kind
 from paceline.errors import InvalidData, UserError
-from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, find_integer_type, join_rows
+from paceline.workloads.topics.counts.matrices import Csr, SparseCounts, count_keys, join_rows, shrink
 from paceline.workloads.topics.files.disk_counts import has_count_columns
 from paceline.workloads.topics.files.shards import MANIFEST
 
@@ -83,15 +83,11 @@ class TermCounter:
     def __init__(self, options: TextOptions, fixed: Sequence[str] | None = None) -> None:
         self.options, self.fixed, self.documents = options, fixed, 0
         self.names: list[str] = []
-        stop = sorted(read_stop_words(self.options.stop_words))
+        stop = sorted(read_stop_words(options.stop_words))
         self._stop = len(stop)  # the first numbers are theirs, and are left out
-        self._number: dict[str, int] = {word: number for number, word in enumerate(stop)}
-        if self.fixed is None:
-            growing: defaultdict[str, int] = defaultdict(int, self._number)
-            growing.default_factory = growing.__len__
-            self._number = growing
-        else:
-            self._number = {term: self._stop + place for place, term in enumerate(self.fixed)} | self._number
+        numbers = [*enumerate(fixed or (), self._stop), *enumerate(stop)]
+        self._number: defaultdict[str, int] = defaultdict(int, {word: number for number, word in numbers})
+        self._number.default_factory = self._number.__len__
         self._in_documents = np.zeros(0, np.int64)  # by number of the term: documents that contain it
         self._in_all = np.zeros(0, np.int64)  # how often it occurs
 
@@ -166,8 +162,7 @@ def _keep_terms(part: Csr, place: np.ndarray) -> Csr:
     renumbered = replace(part, indices=place[part.indices])
     kept = renumbered.select(renumbered.indices >= 0, part.data)
     order = np.argsort(kept.row_numbers * WIDTH + kept.indices)
-    data = kept.data[order].astype(find_integer_type(kept.data.max(initial=0)) or np.int32)
-    return Csr(kept.indptr, kept.indices[order], data)
+    return Csr(kept.indptr, kept.indices[order], shrink(kept.data[order]))
 
 
 def read_stop_words(given: str | Iterable[str] | None) -> frozenset[str]:

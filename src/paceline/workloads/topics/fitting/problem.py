@@ -230,8 +230,9 @@ def sample_documents(counts: Counts, seed: int, least: int = 1, size: SampleSize
 
 
 def _load_parts(parts: list[np.ndarray | Csr], terms: int) -> Counts:
-    if all(isinstance(values, Csr) for values in parts):
-        return SparseCounts(join_rows([values for values in parts if isinstance(values, Csr)]), terms)
+    sparse = [values for values in parts if isinstance(values, Csr)]
+    if len(sparse) == len(parts):
+        return SparseCounts(join_rows(sparse), terms)
     return DenseCounts(stack_arrays([to_dense(values, terms) for values in parts]))
 
 
@@ -262,8 +263,11 @@ def _start_by_race(some: StartSample, k: int, seed: int) -> Tensor:
         fit = _run_passes(some, first, FIRST_PASSES)
         while (surplus := fit.L.shape[1] - k) > 0:
             left = surplus // 2
-            kept = _keep_largest(*fit.result(), some.per_document, k + left)
-            fit = _run_passes(some, kept, EACH_PASSES if left else LAST_PASSES, accelerate=not left)
+            L, Ft = fit.result()
+            kept = (some.per_document.float() @ L).argsort(descending=True)[: k + left].sort().values
+            L = L[:, kept] + 1e-3
+            point = L / L.sum(1, keepdim=True), Ft[:, kept].contiguous()
+            fit = _run_passes(some, point, EACH_PASSES if left else LAST_PASSES, accelerate=not left)
         fits.append(fit)
     return min(fits, key=lambda fit: min(fit.losses)).result()[1]
 
@@ -280,13 +284,6 @@ def _start_from_documents(some: StartSample, k: int, seed: int) -> tuple[Tensor,
     return torch.full((len(length), k), 1 / k, device=share.device), 0.5 * Ft + 0.5 * share[:, None]
 
 
-def _keep_largest(L: Tensor, Ft: Tensor, per_document: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    words = per_document.float() @ L
-    kept = words.argsort(descending=True)[:k].sort().values
-    L = L[:, kept] + 1e-3
-    return L / L.sum(1, keepdim=True), Ft[:, kept].contiguous()
-
-
 def _run_passes(some: StartSample, point: tuple[Tensor, Tensor], count: int, accelerate: bool = False) -> AcceleratedEM:
     fit = AcceleratedEM(some.passes, *point, FitOptions())
     fit.accelerate = accelerate
@@ -297,13 +294,11 @@ def _run_passes(some: StartSample, point: tuple[Tensor, Tensor], count: int, acc
 
 def _drop_unused_terms(few: Counts) -> tuple[Counts, Tensor]:
     """Return a sparse sample without the terms that it does not use, and the numbers of the others."""
-    if isinstance(few, DeviceCounts):
-        return few, torch.arange(few.terms)
-    values = few.block(0, few.documents).values
+    values = None if isinstance(few, DeviceCounts) else few.block(0, few.documents).values
     if not isinstance(values, Csr):
         return few, torch.arange(few.terms)
     used = np.zeros(few.terms, bool)
     used[values.indices] = True
     terms = np.flatnonzero(used)
-    number = (np.cumsum(used) - 1).astype(np.int32)
-    return SparseCounts(Csr(values.indptr, number[values.indices], values.data), len(terms)), torch.from_numpy(terms)
+    indices = (np.cumsum(used) - 1).astype(np.int32)[values.indices]
+    return SparseCounts(replace(values, indices=indices), len(terms)), torch.from_numpy(terms)

@@ -1,7 +1,6 @@
 """The topic explorer: one HTML file that opens offline, with the topics, their terms and their documents."""
 
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from paceline.workloads.topics.result.model import (
     BY_LIFT,
     TopicFit,
     average_neighbours,
-    compute_term_probabilities,
     find_largest,
     rank_terms,
     sort_documents,
@@ -75,20 +73,16 @@ def render_explorer(model: TopicFit, data: dict[str, Any], title: str | None = N
     company = data["coherence"] or [None] * model.k
     names, shares = data.pop("printed"), data["shares"]
     rows = [(at, shares[at], company[at], names[at]) for at in np.argsort(-np.array(shares), kind="stable")]
-    return compile_template(read_explorer_asset("explorer.html.j2")).render(
+    template, style, script = ((ASSETS / f"explorer.{kind}").read_text("utf-8") for kind in ("html.j2", "css", "js"))
+    return compile_template(template).render(
         title=title or f"{model.k:,} topics in {len(model.L):,} documents",
         facts=_list_facts(model),
         rows=rows,
         data=Markup(dump_page_data(data)),
-        style=Markup(read_explorer_asset("explorer.css")),
-        script=Markup(read_explorer_asset("explorer.js")),
-        policy=Markup(build_content_policy(read_explorer_asset("explorer.js"))),
+        style=Markup(style),
+        script=Markup(script),
+        policy=Markup(build_content_policy(script)),
     )
-
-
-@cache
-def read_explorer_asset(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def collect_explorer_data(
@@ -103,7 +97,7 @@ def collect_explorer_data(
         raise InvalidValue(message, key="X")
     lengths = None if counts is None else compute_totals(counts).per_document
     shares = model.topic_shares(lengths)
-    everywhere = compute_term_probabilities(model.F, shares)
+    everywhere = shares @ model.F
     firsts = rank_terms(model.F, everywhere, TERMS_PER_WEIGHT, WEIGHTS)
     tops = [np.unique(np.concatenate([by[topic] for by in firsts])) for topic in range(model.k)]
     documents = _collect_documents(model, counts, lengths, everywhere, names)
@@ -114,9 +108,7 @@ def collect_explorer_data(
     place[used] = np.arange(len(used))
     overlap = compute_overlaps(model.F)
     spots, radii = place_topics(overlap, shares)
-    stripes = average_neighbours(
-        model.L, sort_documents(model.L), STRIPES
-    )  # topics in order, so that neighbours line up
+    stripes = average_neighbours(model.L, sort_documents(model.L), STRIPES)
     company = None
     if counts is not None and model.F.shape[1] > 1:
         company = compute_coherence(counts, [by[:10] for by in firsts[0]])
@@ -125,17 +117,18 @@ def collect_explorer_data(
         "documents": len(model.L),
         "terms": int(model.F.shape[1]),
         "byWords": lengths is not None,
-        "shares": [_round_short(v) for v in shares],
+        "shares": _round_short(shares),
         "labels": model.topic_names(lengths),
         "printed": model.topic_names(lengths, PRINTED_TERMS),
         "coherence": None if company is None else [round(float(v), 3) for v in company],
         "spots": np.column_stack([spots, radii]).round(4).tolist(),
         "similar": [_list_similar_topics(row, topic) for topic, row in enumerate(overlap)],
         "vocabulary": [model.term(at) for at in used],
-        "everywhere": [_round_short(v) for v in everywhere[used]],
+        "everywhere": _round_short(everywhere[used]),
         "uses": _list_term_uses(model.F, shares, everywhere, used),
-        "tops": [[place[at].tolist(), [_round_short(v) for v in p[at]]] for p, at in zip(model.F, tops, strict=True)],
+        "tops": [[place[at].tolist(), _round_short(p[at])] for p, at in zip(model.F, tops, strict=True)],
         "colours": PALETTE,
+        # topics in order, so that neighbours line up
         "stripes": [_in_thousandths(mean, np.sort(find_largest(mean, STRIPE_TOPICS))) for mean in stripes],
         **documents,
         "texts": None if texts is None else _read_beginnings(texts, shown),
@@ -162,17 +155,14 @@ def _list_term_uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, u
 
 def _list_facts(model: TopicFit) -> list[str]:
     facts = [f"{model.k:,} topics", f"{len(model.L):,} documents", f"{model.F.shape[1]:,} terms"]
-    if model.loss == model.loss:
-        facts.append(f"loss {number(model.loss, 9)}")
-    if model.passes:
-        facts.append(f"{model.passes:,} passes" + f" ({model.stopped_because})" * bool(model.stopped_because))
-    if model.seconds:
-        facts.append(duration(model.seconds))
-    return facts
+    facts += [f"loss {number(model.loss, 9)}"] * (model.loss == model.loss)
+    reason = f" ({model.stopped_because})" * bool(model.stopped_because)
+    facts += [f"{model.passes:,} passes{reason}"] * bool(model.passes)
+    return facts + [duration(model.seconds)] * bool(model.seconds)
 
 
-def _round_short(value: float) -> float:
-    return float(f"{value:.3g}")
+def _round_short(values: np.ndarray, digits: int = 3) -> list[float]:
+    return [float(f"{value:.{digits}g}") for value in values]
 
 
 def compute_overlaps(F: np.ndarray) -> np.ndarray:
@@ -237,7 +227,7 @@ def _collect_documents(
     return {
         "shown": shown,
         "names": [name[:LONGEST_NAME] for name in titles],
-        "lengths": None if lengths is None else [float(f"{v:.6g}") for v in lengths[shown]],
+        "lengths": None if lengths is None else _round_short(lengths[shown], 6),
         "mixtures": [_in_thousandths(row, find_largest(row, MOST_IN_MIXTURE)) for row in model.L[shown]],
         "documentTerms": None if counts is None else _find_typical_terms(counts, shown, everywhere),
         "topDocuments": [np.searchsorted(shown, found).tolist() for found in firsts],
@@ -254,9 +244,8 @@ def _choose_documents(L: np.ndarray, lengths: np.ndarray) -> tuple[list[np.ndarr
     n, k = L.shape
     order = np.argsort(-L, axis=1, kind="stable")[:, :2]
     first, second = order[:, 0], order[:, -1]
-    rows = np.arange(n)
-    ahead = (L[rows, first] - (L[rows, second] if k > 1 else 0)) * lengths
-    less = np.where(k > 1, L[rows, second], 0)
+    less = L[np.arange(n), second] * (k > 1)
+    ahead = (L[np.arange(n), first] - less) * lengths
     firsts, between = [], []
     for topic in range(k):
         own = np.flatnonzero(first == topic)

@@ -87,16 +87,12 @@ def _normalise_rows(F: np.ndarray) -> np.ndarray:
     return F / np.maximum(lengths, 1e-30)
 
 
-def compute_term_probabilities(F: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    return np.asarray(shares, np.float64) @ F
-
-
 def find_top_terms(F: np.ndarray, shares: np.ndarray, n: int, by: str = "probability") -> list[np.ndarray]:
     if by not in WAYS:
         raise InvalidValue(f"by={by!r}: give {' or '.join(WAYS)}", key="by")
     if n < 1:
         raise InvalidValue(f"n={n}: give at least 1", key="n")
-    return rank_terms(F, compute_term_probabilities(F, shares), n, [WAYS[by]])[0]
+    return rank_terms(F, np.asarray(shares, np.float64) @ F, n, [WAYS[by]])[0]
 
 
 def rank_terms(F: np.ndarray, everywhere: np.ndarray, n: int, weights: Sequence[float]) -> list[list[np.ndarray]]:
@@ -166,13 +162,13 @@ class TopicFit:
 
     @classmethod
     def of(
-        cls, fit: "AcceleratedEM", counts: Counts, factors: tuple[np.ndarray, np.ndarray], *,
-        loss: float, seconds: float, settings: dict[str, Any],
-    ) -> "TopicFit":  # fmt: skip
-        """Make the result of a fit that has ended; the factors are L and F of all ranks."""
+        cls, fit: "AcceleratedEM", counts: Counts, LF: Sequence[np.ndarray], loss: float, seconds: float, settings: Any
+    ) -> "TopicFit":
+        """Make the result of a fit that has ended; L and F are those of all ranks."""
         terms, names = (None if given is None else list(given) for given in (counts.vocabulary, counts.names))
-        losses, reason = list(fit.losses), fit.end_words()
-        return cls(*factors, losses, loss, terms, names, fit.passes, fit.converged, reason, seconds, settings)
+        L, F = LF
+        ended = (fit.passes, fit.converged, fit.end_words(), seconds)
+        return cls(L, F, list(fit.losses), loss, terms, names, *ended, settings)
 
     @property
     def k(self) -> int:
@@ -186,14 +182,11 @@ class TopicFit:
         if path.suffix != ".safetensors":
             instead = path.with_suffix(".safetensors")
             raise InvalidValue(f"{str(path)!r} does not end in .safetensors; write it as  {instead}", key="path")
-        arrays: dict[str, np.ndarray] = {
-            "L": np.ascontiguousarray(self.L, np.float32),
-            "F": np.ascontiguousarray(self.F, np.float32),
-            "losses": np.asarray(self.losses, np.float64),
-        }
-        about = {name: getattr(self, name) for name in ABOUT}
+        arrays: dict[str, np.ndarray] = {name: np.ascontiguousarray(getattr(self, name), np.float32) for name in "LF"}
+        arrays["losses"] = np.asarray(self.losses, np.float64)
+        about = replace_nonfinite({name: getattr(self, name) for name in ABOUT})
         header = {"format": FORMAT}
-        for name, value in zip(WORDS, (self.terms, self.names, replace_nonfinite(about)), strict=True):
+        for name, value in zip(WORDS, (self.terms, self.names, about), strict=True):
             text = json.dumps(value, ensure_ascii=True, default=to_json_value)
             if len(text) <= HEADER_BYTES:
                 header[name] = text
@@ -240,8 +233,7 @@ class TopicFit:
 
     def topic_names(self, lengths: np.ndarray | None = None, n: int = NAMING_TERMS) -> list[str]:
         """Name each topic by n of its terms, neither the commonest nor the rarest; `lengths` as in `topic_shares`."""
-        everywhere = compute_term_probabilities(self.F, self.topic_shares(lengths))
-        (rows,) = rank_terms(self.F, everywhere, n, [NAMING])
+        (rows,) = rank_terms(self.F, self.topic_shares(lengths) @ self.F, n, [NAMING])
         return [", ".join(to_one_line(self.term(at)) or "(blank)" for at in row) for row in rows]
 
     def term(self, at: int) -> str:
@@ -292,23 +284,21 @@ class TopicFit:
         return read_matching_counts(self, source, fractional)
 
     def __repr__(self) -> str:
-        ended = f", {self.passes} passes" if self.passes else ""
-        ended += ", converged" if self.converged else f", {self.stopped_because}" if self.stopped_because else ""
-        took = f", {duration(self.seconds)}" if self.seconds else ""
-        loss = "" if math.isnan(self.loss) else f", loss={number(self.loss, 8)}"
-        return f"TopicFit(k={self.k}, documents={len(self.L):,}, terms={self.F.shape[1]:,}{loss}{ended}{took})"
+        facts = [f"k={self.k}", f"documents={len(self.L):,}", f"terms={self.F.shape[1]:,}"]
+        facts += [f"loss={number(self.loss, 8)}"] * (not math.isnan(self.loss))
+        facts += [f"{self.passes} passes"] * bool(self.passes)
+        facts.append("converged" if self.converged else self.stopped_because)
+        facts += [duration(self.seconds)] * bool(self.seconds)
+        return f"TopicFit({', '.join(filter(None, facts))})"
 
     def _repr_html_(self) -> str:
-        shares, terms = self.topic_shares(), self.top_terms(8)
-        shown = find_largest(shares, SHOWN_TOPICS)
-        rows = "".join(
-            f"<tr><td>{at}</td><td>{100 * shares[at]:.1f} %</td>"
-            f'<td style="text-align:left">{escape(escape_hidden(", ".join(terms[at])))}</td></tr>'
-            for at in shown.tolist()
-        )
-        more = f"<p>and {self.k - len(shown)} more topics</p>" if self.k > len(shown) else ""
-        head = '<tr><th>topic</th><th>share</th><th style="text-align:left">terms</th></tr>'
-        return f"<p>{escape(repr(self))}</p><table>{head}{rows}</table>{more}"
+        shares, terms, left = self.topic_shares(), self.top_terms(8), 'style="text-align:left"'
+        rows = f"<tr><th>topic</th><th>share</th><th {left}>terms</th></tr>"
+        for at in find_largest(shares, SHOWN_TOPICS).tolist():
+            words = escape(escape_hidden(", ".join(terms[at])))
+            rows += f"<tr><td>{at}</td><td>{100 * shares[at]:.1f} %</td><td {left}>{words}</td></tr>"
+        more = f"<p>and {self.k - SHOWN_TOPICS} more topics</p>" if self.k > SHOWN_TOPICS else ""
+        return f"<p>{escape(repr(self))}</p><table>{rows}</table>{more}"
 
 
 def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
@@ -335,10 +325,9 @@ def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]
 
 def _compute_checksum(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
     total = 0
-    for name in sorted(arrays):
-        about = f"{name} {arrays[name].dtype} {arrays[name].shape}"
-        total = zlib.crc32(np.ascontiguousarray(arrays[name]).data, zlib.crc32(about.encode(), total))
-    for name in sorted(header):
-        if name != "sum":
-            total = zlib.crc32(f"{name}={header[name]}".encode(), total)
+    for name, array in sorted(arrays.items()):
+        about = f"{name} {array.dtype} {array.shape}"
+        total = zlib.crc32(np.ascontiguousarray(array).data, zlib.crc32(about.encode(), total))
+    for name in sorted(header.keys() - {"sum"}):
+        total = zlib.crc32(f"{name}={header[name]}".encode(), total)
     return f"{total:08x}"

@@ -15,7 +15,7 @@ from paceline.workloads.topics.counts.matrices import (
     Csr,
     DocumentBlock,
     SparseCounts,
-    find_integer_type,
+    shrink,
     to_sparse,
 )
 from paceline.workloads.topics.counts.stream import iterate_blocks
@@ -74,8 +74,7 @@ def split_in_halves(values: Csr, chance: np.random.Generator) -> tuple[Csr, Csr]
 
 
 def _with_counts(values: Csr, data: np.ndarray) -> Csr:
-    kind = np.float32 if data.dtype.kind == "f" else find_integer_type(data.max(initial=0)) or np.dtype(np.int32)
-    return values.select(data > 0, data.astype(kind))
+    return values.select(data > 0, data.astype(np.float32) if data.dtype.kind == "f" else shrink(data))
 
 
 def compute_coherence(counts: Counts, topics: Sequence[np.ndarray]) -> np.ndarray:
@@ -119,11 +118,10 @@ SAME_COLUMNS = "give the same columns in the same order, or the texts themselves
 
 def read_matching_counts(model: "TopicFit", source: Any, fractional: bool = False) -> Counts:
     """Read counts with the columns of the model, from whatever `fit` takes or from texts."""
-    texts = _find_texts(source)
-    if texts is not None and model.terms is None:
-        message = "the model has no terms to count texts with: give counts, or set  model.terms = [...]  first"
-        raise UserError(message, code="invalid-request", key="terms")
-    if texts is not None:
+    if (texts := _find_texts(source)) is not None:
+        if model.terms is None:
+            message = "the model has no terms to count texts with: give counts, or set  model.terms = [...]  first"
+            raise UserError(message, code="invalid-request", key="terms")
         saved = model.settings.get("text") or {}
         options = TextOptions(**{item.name: saved[item.name] for item in fields(TextOptions) if item.name in saved})
         return read_text(texts, options, model.terms)
