@@ -48,7 +48,7 @@ def test_what_is_no_run_is_rejected(source):
 @pytest.mark.parametrize(
     "init", ["def __init__(self):\n        pass", "def __init__(self, spec):\n        pass"], ids=["none", "lost"]
 )
-def test_an_own_init_takes_the_spec_and_passes_it_on(init, tmp_path):
+def test_own_init_takes_the_spec(init, tmp_path):
     file = tmp_path / "own.py"
     methods = "".join(f"    def {name}(self, *words):\n        pass\n" for name in ("model", "data", "loss"))
     file.write_text(f"from paceline import Workload\n\n\nclass Own(Workload):\n    {init}\n{methods}")
@@ -58,7 +58,7 @@ def test_an_own_init_takes_the_spec_and_passes_it_on(init, tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="the devices of the plan are here")
-def test_a_plan_for_devices_that_are_not_here_is_not_carried_out_on_cores(tmp_path):
+def test_plan_for_absent_devices_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"plan takes \d CUDA"):
         train({"cluster": "8xA100", "parallel": "auto", "data": {"source": "docstrings"}}, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ def run_file(tmp_path):
     return file
 
 
-def test_help_lists_every_verb_once_in_a_group_and_five_examples(ask):
+def test_help_lists_every_verb(ask):
     lines = ask("--help").out.splitlines()
     named = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in list_verbs()]
     assert sorted(named) == sorted(list_verbs())
@@ -34,13 +34,13 @@ def test_help_lists_every_verb_once_in_a_group_and_five_examples(ask):
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("tran", "'train'"), ("reprot", "'report'"), ("a.yaml", "train a.yaml")])
-def test_a_verb_that_does_not_exist_is_answered_with_the_one_that_was_meant(ask, typed, meant):
+def test_unknown_verb_suggests_a_known_one(ask, typed, meant):
     answer = ask(typed, "x")
     assert answer.code == 2
     assert meant in answer.err
 
 
-def test_a_path_that_does_not_exist_is_answered_with_what_exists_and_is_alike(ask, tmp_path, monkeypatch):
+def test_missing_path_suggests_a_similar_one(ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").mkdir()
     for name in ("lm_tiny.yaml", "classifier_news.yaml", "clasifier.csv"):
@@ -60,7 +60,7 @@ def test_help_and_version(ask, words, out):
     assert out in answer.out
 
 
-def test_explain_shows_every_value_with_its_unit_and_origin(ask, run_file):
+def test_explain_shows_unit_and_origin(ask, run_file):
     out = ask("explain", run_file, "parallel.ranks=4", "--all").out
     assert max(map(len, out.splitlines())) <= 100
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
@@ -72,7 +72,7 @@ def test_explain_shows_every_value_with_its_unit_and_origin(ask, run_file):
     assert "128 global = 32 per pass × 4 ranks × 1 accumulated" in out
 
 
-def test_explain_shows_what_was_given_and_counts_the_rest(ask, run_file):
+def test_explain_counts_defaults(ask, run_file):
     out = ask("explain", run_file, "parallel.ranks=4").out.splitlines()
     given = [line.split()[0] for line in out[1 : out.index("")]]
     assert given == ["name", "workload", "model.width", "train.lr", "parallel.ranks"]
@@ -84,14 +84,14 @@ def test_explain_shows_values_as_they_are(ask, run_file):
     assert "a [b] c" in ask("explain", run_file, "data.text=a [b] c").out, "brackets are not markup"
 
 
-def test_a_terminal_without_the_signs_gets_question_marks(run_file):
+def test_ascii_terminal_gets_question_marks(run_file):
     command, ascii_only = [*EXPLAIN, str(run_file)], {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, env=ascii_only)
     assert done.returncode == 0
     assert b"128 global = 128 per pass ? 1 rank ? 1 accumulated" in done.stdout
 
 
-def test_what_a_file_says_does_not_steer_the_terminal(run_file, ask):
+def test_control_characters_are_escaped(run_file, ask):
     run_file.write_text('name: news\ntrain: {"l\\er\\x9b2J": 3}\n')
     assert r"train.l\x1br\x9b2J: unknown key" in ask("explain", run_file).err
 
@@ -125,7 +125,7 @@ def test_nothing_heavy_is_imported(run_file, words):
     assert not imported & {"torch", "numpy", "scipy", "tokenizers", "safetensors"}
 
 
-def test_ctrl_c_before_the_work_begins_ends_it_without_a_word(tmp_path):
+def test_ctrl_c_during_imports_is_silent(tmp_path):
     """As it is while modules are imported, which takes longer than anything else that a small command does."""
     slow = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
     (tmp_path / "rich.py").write_text(slow)

@@ -87,7 +87,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_the_table_of_gpus_is_that_of_the_catalogue():
+def test_gpu_page_is_the_catalogue():
     page = (DOCS / "gpus.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([\w-]+) \|" + 5 * r" ([\d.]+) \|", page, re.MULTILINE)
     catalogue = load_catalogue()
@@ -100,7 +100,7 @@ def test_the_table_of_gpus_is_that_of_the_catalogue():
         assert [float(number) for number in numbers] == pytest.approx(facts, rel=0.01), name
 
 
-def test_every_page_is_in_the_navigation_of_the_site():
+def test_every_page_is_in_the_navigation():
     text = (REPOSITORY / "zensical.toml").read_text(encoding="utf-8")
     listed = re.findall(r'= "([\w/]+\.md)"', text)
     root_pages = _module(DOCS / "site.py").ROOT_PAGES
@@ -118,12 +118,12 @@ def test_files_named_in_code_are_there(page):
         assert any((root / name).exists() for root in roots), f"{page.name} names {name}"
 
 
-def test_the_list_of_pages_for_programs_is_that_of_the_site():
+def test_llms_txt_is_current():
     made = _module(DOCS / "llms.py")
     assert made.PAGE.read_text(encoding="utf-8") == made.page(), "llms.txt is old; run  python docs/llms.py"
 
 
-def test_the_reference_has_every_verb_and_every_key():
+def test_reference_is_complete():
     fill_page = _module(DOCS / "reference.py").fill_page
     text = "".join(fill_page((DOCS / name).read_text(encoding="utf-8")) for name in ("keys.md", "cli.md"))
     assert "<!-- fill" not in text

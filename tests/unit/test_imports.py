@@ -29,7 +29,7 @@ def strangers(found):
             yield f"{module} imports {name}"
 
 
-def test_packages_import_each_other_in_one_direction(layers):
+def test_imports_go_downwards(layers):
     assert "errors" in layers.levels(layers.graph_of(layers.imports()))[0]
 
 
@@ -48,7 +48,7 @@ def test_planted_imports_are_found(layers, tmp_path):
     assert list(strangers(layers.imports(tmp_path))) == ["paceline.launch.nodes imports paceline.workloads.lm.decoder"]
 
 
-def test_the_picture_of_the_layers_is_that_of_the_imports(layers):
+def test_picture_of_the_layers_is_current(layers):
     assert layers.picture() == layers.PICTURE.read_text(encoding="utf-8"), "it is old; run  python docs/layers.py"
 
 

@@ -31,7 +31,7 @@ QUOTES = [
 ]
 
 
-def test_there_are_twenty_two_and_each_quotes_something():
+def test_every_section_quotes_a_message():
     assert list(SECTIONS) == [str(number) for number in range(1, 23)]
     assert {number for number, _ in QUOTES} == set(SECTIONS)
 

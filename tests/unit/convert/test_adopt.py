@@ -49,7 +49,7 @@ def test_a_file_and_a_command_make_one_run_file(write):
     assert row(adopted, "--nnodes").outcome is Outcome.DERIVED
 
 
-def test_the_run_file_is_what_the_values_say_and_names_where_they_came_from(write, tmp_path):
+def test_run_file_names_origins(write, tmp_path):
     adopted = paceline.adopt(write("ds.json", ZERO), out="run.yaml")
     text = (tmp_path / "run.yaml").read_text()
     assert yaml.safe_load(text) == adopted.values
@@ -81,7 +81,7 @@ def test_nothing_is_written_over(write, tmp_path):
         ({**ZERO, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": True}}}, "", "invalid-value", ""),
     ],
 )
-def test_a_contradiction_or_wrong_value_is_one_line_and_nothing_is_written(write, tmp_path, values, command, code, key):
+def test_contradiction_writes_nothing(write, tmp_path, values, command, code, key):
     with expect_error(code, key) as error:
         paceline.adopt(write("ds.json", values), command=command, out="run.yaml")
     assert "\n" not in str(error.value)
@@ -94,7 +94,7 @@ def test_batch_and_passes_give_the_ranks(write):
     assert "parallel.ranks" not in adopted.fill_in
 
 
-def test_the_trainer_and_deepspeed_with_defaults_of_their_own(write):
+def test_defaults_of_trainer_and_deepspeed(write):
     file = write("ds.json", {"zero_optimization": {"stage": 2}, "steps_per_print": 100})
     options = "--logging_steps 1 --per_device_train_batch_size 2 --num_train_epochs 1"
     adopted = paceline.adopt(command=f"deepspeed --num_gpus 2 t.py --deepspeed {file} {options}")
@@ -115,7 +115,7 @@ def test_what_is_sharded_is_offloaded(write, stage, key, least):
     assert outcome is (Outcome.TRANSLATED if stage >= least else Outcome.NOT_SUPPORTED)
 
 
-def test_an_unknown_key_has_a_row_and_the_nearest_name(write, ask):
+def test_unknown_key_suggests_a_known_one(write, ask):
     told = ask("adopt", write("ds.json", {**ZERO, "gradient_cliping": 1.0}))
     assert told.code == 0
     assert "look at: ds.json: gradient_cliping" in told.out
@@ -130,7 +130,7 @@ def test_the_table_as_json(write, ask):
 
 
 @pytest.mark.parametrize("how", ["--command 'torchrun --nproc_per_node=2 t.py'", "-- torchrun --nproc_per_node=2 t.py"])
-def test_a_command_is_given_as_one_word_or_after_two_dashes(write, ask, tmp_path, how):
+def test_command_as_option_or_after_dashes(write, ask, tmp_path, how):
     assert ask(f"adopt {write('ds.json', ZERO)} --out run.yaml {how}").code == 0
     values = yaml.safe_load((tmp_path / "run.yaml").read_text())
     assert (values["workload"], values["parallel"]["ranks"]) == ("t.py", 2)
@@ -169,7 +169,7 @@ def test_a_bad_file_is_one_line(write, name, content, code):
 
 
 @pytest.mark.parametrize(("given_", "code"), [((), "missing-value"), (".", "unreadable"), ("dss.json", "not-found")])
-def test_a_folder_nothing_and_a_missing_file_are_one_line(write, given_, code):
+def test_missing_sources(write, given_, code):
     write("ds.json", ZERO)
     with expect_error(code) as error:
         paceline.adopt(given_)
@@ -195,7 +195,7 @@ def test_files_that_are_named_are_read_too(write):
     assert row(missing, "--deepspeed_config").review
 
 
-def test_a_script_beside_another_folder_is_found_from_the_run_file(write, tmp_path):
+def test_script_path_is_relative_to_the_run_file(write, tmp_path):
     (tmp_path / "runs").mkdir()
     adopted = paceline.adopt(command="python src/train.py", out="runs/run.yaml")
     assert "workload: ../src/train.py" in (tmp_path / "runs" / "run.yaml").read_text()
@@ -223,7 +223,7 @@ KEYS = (
 
 @settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=1, max_size=4))
-def test_whatever_a_file_holds_it_is_a_run_file_or_one_line(tmp_path_factory, values):
+def test_any_file_is_a_run_file_or_an_error(tmp_path_factory, values):
     file = tmp_path_factory.getbasetemp() / "junk.json"
     file.write_text(json.dumps(values))
     adopted, message = None, ""

@@ -27,7 +27,7 @@ train: {{steps: 1000, global_batch: {batch}, precision: bf16, clip: 0.5}}
         unique=True,
     ),
 )
-def test_launch_files_come_back_as_the_planned_layout(tmp_path_factory, kind, where, batch, words):
+def test_emitted_files_are_adopted(tmp_path_factory, kind, where, batch, words):
     folder = tmp_path_factory.mktemp("it's emitted")
     run_file = folder / "run file.yaml"
     run_file.write_text(LM.format(batch=batch))

@@ -59,11 +59,11 @@ from paceline.errors import UserError
         ("run $((1 / 0)) $((2 ** 3))", ["run", "$(…)", "$(…)"]),
     ],
 )
-def test_words_are_expanded_as_far_as_the_text_determines_them(text, words):
+def test_expand_words(text, words):
     assert evaluate_script(text).commands[-1].words == words
 
 
-def test_commands_of_functions_branches_and_heredocs_are_found_with_their_lines():
+def test_commands_have_their_lines():
     functions = "f() {\n  one\n}\nif x; then\n  f\nelse two; fi\n"
     heredocs = "sbatch <<EOF\n#SBATCH -N 2\nthree $N\nEOF\ncat <<EOF | four\nnot this\nEOF\n"
     found = [(command.line, command.words) for command in evaluate_script(functions + heredocs).commands]
@@ -77,13 +77,13 @@ def test_an_inner_shell_sees_what_is_exported():
     assert script.exports == {"B": "1", "C": "$C", "D": "$(…)"}
 
 
-def test_defaults_that_a_caller_may_replace_are_listed():
+def test_assumed_defaults_are_listed():
     script = evaluate_script(": ${N:=8}\nB=${B:-16}; C=1; run ${C:-2} ${D:-$E} ${1:-3} $B")
     assert script.assumed == {"N": "8", "B": "16"}
     assert script.commands[-1].words == ["run", "1", "$E", "3", "16"]
 
 
-def test_what_is_not_bash_is_listed_and_no_word_of_it_is_read():
+def test_invalid_bash_is_listed():
     script = evaluate_script('one a\ntwo "unclosed\nthree b\n')
     assert [command.words for command in script.commands][:1] == [["one", "a"]]
     assert [line for line, _ in script.errors] == [2]
@@ -102,7 +102,7 @@ def test_what_is_not_bash_is_listed_and_no_word_of_it_is_read():
         "\0\udcff".encode("utf-8", "replace").decode(),
     ],
 )
-def test_a_script_that_grows_without_end_is_read_in_a_moment(text):
+def test_endless_script_is_unreadable(text):
     commands, code = [], "unreadable"
     try:
         commands = evaluate_script(text).commands

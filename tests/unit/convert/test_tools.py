@@ -271,7 +271,7 @@ def test_a_shell_script(tmp_path, text, ranks):
 
 @pytest.mark.parametrize(("option", "ranks"), [("", 1), (" --multi_gpu", 8)])
 @pytest.mark.parametrize("kind", ["'NO'", "NO"])
-def test_accelerate_starts_one_process_where_nothing_is_distributed(tmp_path, kind, option, ranks):
+def test_accelerate_without_distribution_is_one_process(tmp_path, kind, option, ranks):
     (tmp_path / "a.yaml").write_text(
         f"compute_environment: LOCAL_MACHINE\ndistributed_type: {kind}\nnum_processes: 8\nmixed_precision: no\n"
     )
@@ -310,7 +310,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_what_only_the_job_or_the_script_knows_is_pointed_out(tmp_path, name):
+def test_unknown_values_are_to_review(tmp_path, name):
     text, expected, review, fill_in = JOBS[name]
     adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\n{text}\n")
     assert holds(adopted, expected)
@@ -318,7 +318,7 @@ def test_what_only_the_job_or_the_script_knows_is_pointed_out(tmp_path, name):
     assert not fill_in or fill_in in adopted.fill_in
 
 
-def test_a_configuration_of_the_script_s_own_is_left_to_it(tmp_path):
+def test_own_configuration_is_left_to_the_script(tmp_path):
     (tmp_path / "own.yaml").write_text("general: {seed: 1}\nstages: [a, b]\n")
     adopted = adopted_of(tmp_path, "job.sh", "#!/bin/sh\ntorchrun --nproc_per_node=2 t.py --config own.yaml --lr 0.1\n")
     assert holds(adopted, "{workload: t.py, train: {lr: 0.1}, parallel: {ranks: 2}}")
@@ -328,7 +328,7 @@ def test_a_configuration_of_the_script_s_own_is_left_to_it(tmp_path):
 
 
 @pytest.mark.parametrize("options", ["--gpus=6", "--gpus-per-task=a100:3 --ntasks=2"])
-def test_devices_asked_for_in_all_or_by_task_are_in_the_site_file(tmp_path, options):
+def test_devices_in_the_site_file(tmp_path, options):
     adopted = adopted_of(tmp_path, "job.sh", f"#!/bin/sh\n#SBATCH -N 2 {options}\nsrun torchrun t.py\n")
     assert adopted.site["gpus_per_node"] == 3
 
@@ -377,7 +377,7 @@ MISSING = "# YAML\n{distributed_type: DEEPSPEED, num_processes: 8, deepspeed_con
         ("a.yaml", MISSING, "{parallel: {ranks: 8}}"),
     ],
 )
-def test_what_others_call_the_same_and_mean_otherwise(tmp_path, name, text, expected):
+def test_same_names_of_other_meaning(tmp_path, name, text, expected):
     adopted = adopted_of(tmp_path, name, f"#!/bin/sh\n{text}\n" if name.endswith("sh") else text)
     assert holds(adopted, expected)
     assert ("parallel.strategy" in adopted.fill_in) == (text is MISSING)
@@ -385,13 +385,13 @@ def test_what_others_call_the_same_and_mean_otherwise(tmp_path, name, text, expe
     assert "global_batch" not in adopted.values.get("train", {}) or text.endswith(MEGATRON)
 
 
-def test_arguments_of_a_script_that_gives_way_are_not_kept():
+def test_arguments_of_a_replaced_script():
     adopted = paceline.adopt(command="python run_clm.py --output_dir o --save_strategy no --max_train_samples 500")
     assert adopted.values["workload"] == "transformers"
     assert became(adopted, "--max_train_samples") == "not supported"
 
 
-def test_a_warm_up_longer_than_the_run_is_pointed_out(tmp_path):
+def test_warmup_longer_than_the_run(tmp_path):
     scheduler = '{"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}'
     optimizer = '{"type": "Adam", "params": {"lr": 0.1}}'
     adopted = adopted_of(tmp_path, "ds.json", f'{{"optimizer": {optimizer}, "scheduler": {scheduler}}}')
@@ -399,7 +399,7 @@ def test_a_warm_up_longer_than_the_run_is_pointed_out(tmp_path):
     assert became(adopted, "optimizer.params.lr") == "replaced"
 
 
-def test_options_of_accelerate_launch_replace_its_file(tmp_path):
+def test_accelerate_options_replace_its_file(tmp_path):
     (tmp_path / "acc.yaml").write_text(ACCELERATE_ZERO)
     command = f"accelerate launch --config_file {tmp_path / 'acc.yaml'} --num_processes 2 t.py"
     adopted = paceline.adopt(command=command)

@@ -72,7 +72,7 @@ def test_a_run_of_a_script_is_recorded_as_any_other(trained):
     assert (run.kept / "source" / "train.py").is_file()
 
 
-def test_the_rates_of_the_groups_follow_the_schedule(trained):
+def test_rates_follow_the_schedule(trained):
     rates = [step["lr"] for step in steps_of(trained)]
     assert max(rates) == pytest.approx(1e-2, rel=0.1)  # those of the first group, not train.lr
     assert rates[-1] < max(rates) / 5
@@ -100,20 +100,20 @@ def test_a_failed_run_goes_on_to_the_same_bits(by_epochs, trained, folder, capsy
     assert len(list(read_events(RunDir(run).events_file(0), "evaluate"))) == 3
 
 
-def test_a_checkpoint_has_the_score_of_its_evaluation(trained):
+def test_checkpoint_has_its_score(trained):
     checkpoint = find_newest(RunDir(trained.path).checkpoints, print)
     assert checkpoint.step == 12
     assert checkpoint.score == trained.metrics["accuracy"] == checkpoint.meta["evaluation"]["accuracy"]
 
 
-def test_the_optimiser_of_the_run_file_has_its_schedule_or_a_factor(train):
+def test_optimizer_of_the_run_file_takes_a_schedule(train):
     loop = LOOP.replace("(model, optimizer)", "(model, schedule=lambda seen, total: 1 - seen / total)")
     result = train(loop, train={"optimizer": "sgd", "lr": 0.1, "steps": 4})
     rates = [step["lr"] for step in steps_of(result)]
     assert rates == pytest.approx([0.1 * (1 - seen / 53) for seen in (0, 16, 32, 48)])
 
 
-def test_equal_blocks_of_a_script_are_compiled_as_asked(train):
+def test_blocks_are_compiled(train):
     """On CPU cores too; the losses are those of the run that is not compiled."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -132,7 +132,7 @@ def test_a_loop_that_is_left_ends_the_run(train):
     assert len(losses(result)) == 1
 
 
-def test_a_loop_that_is_left_and_entered_again_goes_on_where_it_was(trained, train):
+def test_loop_entered_again_continues(trained, train):
     loop = f"{PREPARED}    next(run.batches(train_set))\n    for epoch in run.epochs():\n"
     loop += "        for i, (x, y) in enumerate(run.batches(train_set)):\n            if i == 3: break\n"
     two_passes = {"micro_batch": 8}  # the second is left, and both are computed again
@@ -141,14 +141,14 @@ def test_a_loop_that_is_left_and_entered_again_goes_on_where_it_was(trained, tra
     assert losses(result) == pytest.approx(losses(trained), rel=1e-6)
 
 
-def test_an_evaluation_inside_of_the_loop_sees_the_newest_weights(train):
+def test_evaluation_inside_the_loop_sees_new_weights(train):
     loop = f"import copy\n{BATCHES}        {STEP}\n        found = run.evaluate(test_set, sums)['loss']\n"
     loop += "        fresh = F.cross_entropy(copy.deepcopy(model)(test_set.tensors[0]), test_set.tensors[1])\n"
     loop += "        assert abs(fresh.item() - found) < 1e-6\n"
     assert train(loop, train={"precision": "bf16", "steps": 2}).status == "finished"
 
 
-def test_a_script_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, capsys):
+def test_stopped_script_resumes(tmp_path, capsys):
     begun = PREPARED + "    print('begins at', run.steps)\n"
     loop = f"import os, signal\n{BATCHES}        {STEP}\n".replace(PREPARED, begun)
     loop += "        if run.steps == 4: os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -164,7 +164,7 @@ def test_a_script_that_is_asked_to_stop_saves_and_goes_on_later(tmp_path, capsys
     assert len(losses(stopped)) == 8
 
 
-def test_an_average_of_the_weights_is_what_is_evaluated(train):
+def test_ema_is_evaluated(train):
     loop = f"{BATCHES}        {STEP}\n    found = run.evaluate(test_set, sums)\n"
     loop += "    with run.evaluating():\n        own = sums(*test_set.tensors)\n"
     loop += "    assert abs(float(own['loss']) / 29 - found['loss']) < 1e-6 and model.training\n"
@@ -210,7 +210,7 @@ def test_wrong_calls_are_rejected_by_name(loop, train):
 
 
 @pytest.mark.parametrize("optimizer", ["torch.optim.SGD(model[0].parameters(), lr=1)", "optimizer"])
-def test_the_optimiser_must_have_the_parameters_of_the_model(optimizer, train):
+def test_optimizer_has_the_model_parameters(optimizer, train):
     model = "model[0]" if optimizer == "optimizer" else "model"
     with pytest.raises(UserError):
         train(f"with paceline.run() as run:\n    run.prepare({model}, {optimizer})\n")
@@ -231,7 +231,7 @@ def test_a_script_that_exits_has_failed(loop, train):
         ({"parallel": {"engine": "accelerate"}}, "parallel.engine"),
     ],
 )
-def test_keys_without_effect_on_a_script_are_rejected(sections, key, train, tmp_path):
+def test_keys_without_effect_are_rejected(sections, key, train, tmp_path):
     with pytest.raises(UserError) as error:
         train(LOOP, **sections)
     assert error.value.key == key

@@ -71,7 +71,7 @@ def test_a_run_file_that_does_not_fit_is_rejected(line, code, key, folder, monke
     assert not (folder / "runs").exists()
 
 
-def test_what_was_foreseen_ends_a_script_with_one_line(folder, monkeypatch, capfd):
+def test_user_error_of_a_script_is_one_line(folder, monkeypatch, capfd):
     script(folder, BY_HAND.replace(', reduction="sum"), len(y))', "), len(y))", 1))
     with pytest.raises(UserError, match="got a mean") as refused:
         by_hand(monkeypatch)
@@ -89,7 +89,7 @@ def test_a_program_without_a_file_is_refused(folder, monkeypatch):
         pass
 
 
-def test_a_script_without_a_run_file_has_its_own_name(tmp_path):
+def test_script_without_a_run_file(tmp_path):
     values = {"train": {"steps": 9, "global_batch": 4}}
     spec = build_script_spec(values, {"train.steps": 3}, tmp_path / "mine.py", [])
     assert (spec.name, spec.train.steps, spec.train.global_batch, values["train"]["steps"]) == ("mine", 3, 4, 9)
@@ -97,7 +97,7 @@ def test_a_script_without_a_run_file_has_its_own_name(tmp_path):
     assert (spec.name, spec.train.steps, spec.origin("train.steps")) == ("mine", 3, "this script")
 
 
-def test_a_verb_takes_the_script_in_place_of_its_run_file(folder):
+def test_verb_takes_a_script(folder):
     spec = derive_script_spec(folder / "train.py", ["parallel.ranks=2"])
     assert (spec.name, spec.train.steps, spec.parallel.ranks) == ("hand", 6, 2)
     assert spec.workload == str(folder / "train.py")
@@ -106,7 +106,7 @@ def test_a_verb_takes_the_script_in_place_of_its_run_file(folder):
         derive_script_spec(folder / "train.py")
 
 
-def test_what_a_started_script_asks_for_is_left_aside_aloud(tmp_path, capsys):
+def test_ignored_arguments_are_logged(tmp_path, capsys):
     loop = LOOP.replace("paceline.run()", "paceline.run('nowhere.yaml', ['train.lr=7', 'train.steps=2'])")
     spec = script_spec(script(tmp_path, loop), train={"steps": 2})
     assert paceline.train(spec, tmp_path / "runs").status == "finished"
@@ -129,7 +129,7 @@ def test_model_data_and_loss_are_the_scripts_own(tmp_path, capsys):
     assert not capsys.readouterr().out
 
 
-def test_what_a_pass_draws_does_not_depend_on_what_came_before_it(tmp_path):
+def test_draws_of_a_pass_are_its_own(tmp_path):
     spec = script_spec(script(tmp_path, LOOP.replace(SUM, f"{SUM} * torch.rand(())", 1)))
     model, batch = ProbeRun(spec, "model").ask(), (torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))
     torch.manual_seed(7)
@@ -169,7 +169,7 @@ def wrapping():
         dist.destroy_process_group()
 
 
-def test_copies_and_files_of_the_model_are_of_the_model_itself(wrapping):
+def test_copies_are_of_the_model_itself(wrapping):
     model, file, x = wrapping.model, io.BytesIO(), torch.ones(1, 2)
     before = model(x).detach()
     torch.save(model, file)

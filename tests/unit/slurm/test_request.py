@@ -77,7 +77,7 @@ def test_a_command_loses_its_launcher(command, words):
     assert strip_launcher(command, ("py",)) == words
 
 
-def test_a_command_is_run_by_each_rank_and_requeued_while_it_saves(tmp_path, monkeypatch, ask):
+def test_command_runs_on_each_rank_and_requeues(tmp_path, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
     words = "submit --dry-run --time 1h --nodes 2 --ranks-per-node 2 --json"
     told = ask(f"{words} --checkpoints 'out/**/*.pt' --out {tmp_path} -- torchrun train.py 'a b'")
@@ -108,7 +108,7 @@ def test_a_command_is_run_by_each_rank_and_requeued_while_it_saves(tmp_path, mon
 @pytest.mark.parametrize(
     ("option", "ranks", "gpus"), [("", 2, 2), ("--gpus-per-node 1", 1, 1), ("--ranks-per-node 3", 3, None)]
 )
-def test_a_command_takes_the_gpus_that_the_site_names(tmp_path, ask, option, ranks, gpus):
+def test_command_takes_gpus_of_the_site(tmp_path, ask, option, ranks, gpus):
     (tmp_path / "two.yaml").write_text("gpus_per_node: 2\n")
     told = ask(f"submit --dry-run --time 1h --json --site {tmp_path / 'two.yaml'} {option} -- torchrun train.py")
     script = json.loads(told.out)["script"]
@@ -116,14 +116,14 @@ def test_a_command_takes_the_gpus_that_the_site_names(tmp_path, ask, option, ran
     assert [int(number[1]) if number else None for number in found] == [ranks, gpus]
 
 
-def test_a_run_beyond_the_limit_says_how_many_jobs_it_takes(lm):
+def test_run_beyond_the_time_limit(lm):
     made = asked(lm, SiteFile(partition="gpu", time_limit="2h"), nodes=1, gpus_per_node=4)
     jobs = -(-made.plan.chosen.hours * 1.3 // 2)
     assert made.hours == 2
     assert f"2 h 00 min for a job: the limit here, in about {jobs:.0f} jobs, one after the other" in made.reasons
 
 
-def test_a_job_on_cores_asks_for_memory_up_to_that_of_a_node(small):
+def test_memory_of_a_job_on_cores(small):
     made = asked(small, SiteFile(partition="cpu", cpus_per_rank=2), nodes="2")
     assert (made.gpus, made.ranks, made.options["cpus-per-task"]) == ("", 2, "2")
     assert 2000 < int(made.options["mem"].removesuffix("M")) < 10_000
@@ -133,7 +133,7 @@ def test_a_job_on_cores_asks_for_memory_up_to_that_of_a_node(small):
     assert made.reasons[-1].startswith("1.5 GB of memory per node: all that a node has; 2.")
 
 
-def test_a_site_that_names_gpus_gets_them_and_cores_among_gpus_are_said(lm):
+def test_gpus_of_a_site(lm):
     made = asked(lm, SiteFile(partition="gpu", gpus_per_node=4, gpu_type="a100"))
     assert (made.nodes, made.gpus) == ("1", "a100:4")
     assert made.reasons[0].startswith("1 node × 4 ranks: all GPUs of a node; ")
@@ -142,7 +142,7 @@ def test_a_site_that_names_gpus_gets_them_and_cores_among_gpus_are_said(lm):
     assert "no GPU: none is asked for; nodes of gpu have 4 (--gpus-per-node)" in cores.reasons
 
 
-def test_fewer_nodes_must_be_able_to_carry_the_layout(small):
+def test_fewer_nodes_must_hold_the_layout(small):
     made = asked(small, SiteFile(partition="cpu", fewer_nodes=True), nodes="2")
     assert made.nodes == "1-2"
     assert asked(small, nodes="1-2", ranks_per_node=2).nodes == "1-2"
@@ -170,7 +170,7 @@ def test_what_cannot_work_is_rejected(lm, words, code, key):
     assert "\n" not in str(error.value)
 
 
-def test_what_does_not_fit_is_rejected_unless_the_user_insists(lm):
+def test_plan_that_does_not_fit_needs_anyway(lm):
     large = lm.replace({"model.preset": "7b", "parallel.strategy": "ddp", "parallel.activation_checkpointing": "none"})
     with expect_error("does-not-fit", match="--anyway"):
         asked(large, nodes=1, gpus_per_node=1)
@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_rejected_unless_the_user_insists(lm):
     assert (sent.plan, sent.hours, sent.spec.parallel.strategy) == (None, 1.0, "ddp")
 
 
-def test_a_script_that_never_asks_for_a_run_is_rejected_without_a_plan_too(tmp_path):
+def test_script_without_a_run_is_rejected(tmp_path):
     script = tmp_path / "train.py"
     spec = build_spec({"workload": str(script), "train": {"epochs": 1}, "parallel": {"ranks": 2}})
     site = SiteFile(partition="gpu", gpus_per_node=2, gpu_type="new")
@@ -192,7 +192,7 @@ def test_a_script_that_never_asks_for_a_run_is_rejected_without_a_plan_too(tmp_p
         assert build_job_request(spec, site, {"time": "1h"}, {}).ranks == 2
 
 
-def test_a_dry_run_writes_nothing_and_prints_a_script_that_bash_reads(small, tmp_path, monkeypatch):
+def test_dry_run_writes_nothing(small, tmp_path, monkeypatch):
     folder = tmp_path / 'it\'s "a" $HOME folder'
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -205,7 +205,7 @@ def test_a_dry_run_writes_nothing_and_prints_a_script_that_bash_reads(small, tmp
     assert not list(folder.iterdir())
 
 
-def test_where_fewer_nodes_will_do_slurm_is_not_told_of_tasks(small, tmp_path, monkeypatch):
+def test_fewer_nodes_request_no_tasks(small, tmp_path, monkeypatch):
     """It would keep their number from the first start, and wait for nodes that are gone."""
     monkeypatch.chdir(tmp_path)
     site = SiteFile(cpus_per_rank=3)
@@ -218,7 +218,7 @@ def test_where_fewer_nodes_will_do_slurm_is_not_told_of_tasks(small, tmp_path, m
         submit(small, nodes="1-2", time="10m", dry_run=True, site=SiteFile(options={"cpus-per-task": "many"}))
 
 
-def test_from_python_words_are_checked_as_on_the_command_line(small):
+def test_submit_from_python_checks_options(small):
     with expect_error("unknown-key", "tme", match="did you mean 'time'"):
         submit(small, nodes=1, tme="10m", dry_run=True)
     script = submit(small, nodes=1, time="10m", memory=4000, dry_run=True).script
@@ -233,7 +233,7 @@ def test_a_run_that_is_finished_says_how_it_goes_on(small, tmp_path):
         submit(run.path, dry_run=True)
 
 
-def test_a_run_that_goes_on_gets_the_machines_it_had(small, tmp_path, monkeypatch):
+def test_resumed_run_keeps_its_machines(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     run = RunDir.claim(tmp_path, "small", small.replace({"parallel.ranks": 2}))
@@ -278,7 +278,7 @@ def sent(small, tmp_path, monkeypatch):
     return run
 
 
-def test_a_dry_run_as_json_has_the_script_and_the_reasons(sent, ask):
+def test_dry_run_as_json(sent, ask):
     (sent.path.parent / "run.yaml").write_text("name: line\n")
     told = json.loads(ask("submit runs/run.yaml --nodes 2 --time 10m --dry-run --json").out)
     assert (told["run"], told["file"], told["job"]) == ("runs/line", "runs/line/job.sbatch", "")
@@ -298,7 +298,7 @@ def test_logs_of_all_jobs_or_of_one(sent, ask):
     assert (refused.code, "--follow" in refused.err) == (2, True)
 
 
-def test_a_queue_that_does_not_answer_is_not_taken_for_an_empty_one(sent, tmp_path, ask):
+def test_silent_queue_is_an_error(sent, tmp_path, ask):
     for name in ("sbatch", "squeue"):
         (tmp_path / name).write_text("#!/bin/sh\necho slurm_load_jobs error: Unable to contact >&2\nexit 1\n")
         (tmp_path / name).chmod(0o755)
@@ -310,7 +310,7 @@ def test_a_queue_that_does_not_answer_is_not_taken_for_an_empty_one(sent, tmp_pa
 
 
 @pytest.mark.parametrize("words", ["cancel runs/small --json", "submit run.yaml --nodes 2"])
-def test_without_slurm_nothing_is_sent_or_cancelled(words, sent, tmp_path, ask):
+def test_without_slurm(words, sent, tmp_path, ask):
     (tmp_path / "run.yaml").write_text("name: line\n")
     told = ask(words)
     assert (told.code, "there is no Slurm here (sbatch is not found)" in told.err) == (2, True)

@@ -18,7 +18,7 @@ def sites(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_site_is_found_by_name_by_file_or_by_default(sites, tmp_path):
+def test_find_site(sites, tmp_path):
     assert read_site() == SiteFile()
     (sites / "default.yaml").write_text("partition: gpu\nruns: ../../runs\n")
     (sites / "lab.yaml").write_text("partition: long\n")
@@ -30,7 +30,7 @@ def test_a_site_is_found_by_name_by_file_or_by_default(sites, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", sorted((Path(__file__).parents[3] / "recipes" / "sites").glob("*.yaml")))
-def test_the_recipes_are_valid_and_their_keys_are_on_the_page(recipe):
+def test_recipes_and_page_of_sites(recipe):
     site = read_site(recipe)
     page = (Path(__file__).parents[3] / "docs" / "submit.md").read_text()
     assert site.partition
@@ -77,14 +77,14 @@ def test_nothing_of_a_site_reaches_the_shell_unquoted(tmp_path):
     )
 
 
-def test_the_home_folder_may_be_written_as_people_do(tmp_path, monkeypatch):
+def test_home_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert SiteFile(python="~/env/bin/python").interpreter == ("/home/me/env/bin/python",)
     assert SiteFile(container="apptainer exec ~/image.sif").interpreter[2] == "/home/me/image.sif"
     assert "scratch=/home/me/scratch" in SiteFile(scratch="~/scratch").lines(tmp_path)
 
 
-def test_a_clock_in_a_site_file_is_not_a_number_of_minutes(tmp_path):
+def test_clock_in_a_site_file(tmp_path):
     """YAML 1.1 reads 24:00:00 as 86400, which Slurm would take for 60 days."""
     file = tmp_path / "site.yaml"
     file.write_text("time_limit: 24:00:00\noptions: {begin: 16:00}\npartition: trueskill\n")
@@ -92,7 +92,7 @@ def test_a_clock_in_a_site_file_is_not_a_number_of_minutes(tmp_path):
     assert (site.hours, site.options, site.partition) == (24, {"begin": "16:00"}, "trueskill")
 
 
-def test_a_scratch_folder_that_cannot_be_is_said_in_the_job():
+def test_scratch_that_cannot_be_written():
     lines = SiteFile(scratch="/proc/nowhere").lines("/")
     done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -148,7 +148,7 @@ def test_four_devices_and_their_price():
         (250, {}, "give at most 200"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_one_line(counts_file, spec, given, said):
+def test_rejected_plans(counts_file, spec, given, said):
     spec = topics(counts_file, k=spec) if isinstance(spec, int) else spec
     with pytest.raises(UserError, match=said) as caught:
         plan(spec, "2xH100", **given)

@@ -39,7 +39,7 @@ def write_rows(file, rows):
 PAIRS = [{"prompt": f"good number {n}", "response": f"{n} is red"} for n in range(20)]
 
 
-def test_the_loss_is_on_the_answers_and_what_ends_them(hf, make_spec):
+def test_loss_is_on_the_answers(hf, make_spec):
     samples = build_workload(make_spec()).data("train")
     batch, number = samples.batch(np.array([len(samples) - 1]), np.array([0])), samples.rows[-1]
     counted = batch.labels[0] != NOT_COUNTED
@@ -52,7 +52,7 @@ def test_the_loss_is_on_the_answers_and_what_ends_them(hf, make_spec):
     assert following.equal(batch.labels[0][counted]), "each label is the token that follows"
 
 
-def test_packed_conversations_do_not_see_each_other(make_spec):
+def test_packed_conversations_are_apart(make_spec):
     packed, apart = (build_workload(make_spec(**{"data.pack": pack})) for pack in (True, False))
     model = packed.model().eval()
     row, places = packed.data("train"), apart.data("train")
@@ -67,7 +67,7 @@ def test_packed_conversations_do_not_see_each_other(make_spec):
 
 
 @pytest.mark.parametrize("kind", PACKABLE)
-def test_an_architecture_tells_packed_samples_apart(kind):
+def test_architecture_packs(kind):
     import transformers
 
     known = transformers.CONFIG_MAPPING[kind]()
@@ -204,7 +204,7 @@ def test_bad_input_ends_with_one_line(name, hf, make_spec):
 
 
 @pytest.mark.parametrize("rule", ["cut", "skip"])
-def test_conversations_that_are_too_long_are_cut_or_skipped(rule, hf, make_spec):
+def test_too_long_conversations(rule, hf, make_spec):
     write_rows(hf / "long.jsonl", LONG)
     corpus = build_workload(make_spec(data="long.jsonl", **{"data.too_long": rule})).corpus
     assert len(corpus.train) + len(corpus.test) == 20, "cut, it has no answer left"
@@ -220,7 +220,7 @@ def test_a_template_may_mark_the_answers_itself(hf, make_spec):
     assert "user" not in said
 
 
-def test_the_samples_of_the_page_are_those_that_are_trained(hf, make_spec):
+def test_samples_of_the_page(hf, make_spec):
     page = (Path(__file__).parents[4] / "docs" / "transformers.md").read_text(encoding="utf-8")
     shown = page.split("<!-- three conversations -->")[1].split("```")[1::2]
     (hf / "three.jsonl").write_text(shown[0].removeprefix("json\n"))

@@ -44,7 +44,7 @@ def batch(kind, auto):
         ("bart", SEQ2SEQ, False, False),
     ],
 )
-def test_losses_in_the_head_are_those_of_all_logits(kind, auto, frozen, possible, half):
+def test_losses_in_the_head(kind, auto, frozen, possible, half):
     """Tied and untied heads, a frozen one as beside adapters, labels that do not count; BART adds to its logits."""
     model = build(kind, auto)
     if frozen:
@@ -109,7 +109,7 @@ def packed_texts(first):
     ("kind", "first", "agrees"),
     [("bert", 0, True), ("roberta", 1, True), ("roberta", 0, False), ("llama", 0, False), ("gpt2", 0, False)],
 )
-def test_texts_end_to_end_are_classified_as_padded_ones(kind, first, agrees):
+def test_packed_texts_are_classified_as_padded(kind, first, agrees):
     """Those of a decoder are classified by their last token, which is not looked for."""
     model = build(kind, CLASSES, **({"pad_token_id": 0} if kind == "roberta" else {}))
     packing = device.PackedTexts(model, find_equal_layers(model))

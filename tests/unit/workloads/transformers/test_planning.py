@@ -60,7 +60,7 @@ def test_parameters_are_those_of_the_library(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
-def test_keys_that_a_file_leaves_out_are_the_library_s(kind, tmp_path):
+def test_missing_keys_have_library_defaults(kind, tmp_path):
     config, _ = saved_config(kind, tmp_path, hidden_size=64, num_attention_heads=32)
     values = {name: value for name, value in config.to_dict().items() if name not in DEFAULTS[kind]}
     values |= {"mlp_bias": True, "qkv_bias": False}  # which few of these architectures have
@@ -68,7 +68,7 @@ def test_keys_that_a_file_leaves_out_are_the_library_s(kind, tmp_path):
     assert sizes_of(values).parameters() == sum(p.numel() for p in model.parameters())
 
 
-def test_a_config_that_is_not_of_its_model_type_is_rejected_or_said(tmp_path):
+def test_foreign_config_is_rejected(tmp_path):
     with expect_error("missing-value", "model.init_from"):
         build_cost_model(build_spec({"workload": "transformers"}))
     foreign = {"model_type": "opt", "hidden_dim": 48, "num_layers": 3, "n_head": 4, "vocab_size": 97}
@@ -98,7 +98,7 @@ COUNTED = {
 
 
 @pytest.mark.parametrize(("task", "kind"), [(task, kind) for task, kinds in COUNTED.items() for kind in kinds.split()])
-def test_of_every_task_parameters_are_those_of_the_library(task, kind, tmp_path):
+def test_parameters_of_every_task(task, kind, tmp_path):
     import transformers
 
     config, file = saved_config(kind, tmp_path, **DECODERS)
@@ -110,7 +110,7 @@ def test_of_every_task_parameters_are_those_of_the_library(task, kind, tmp_path)
     assert f"{kind} has no formula here" in " ".join(cost_model.assumptions)
 
 
-def test_a_usual_architecture_is_planned_without_torch(tmp_path):
+def test_plan_without_torch(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA_7B))
     code = (
@@ -125,7 +125,7 @@ def test_a_usual_architecture_is_planned_without_torch(tmp_path):
     assert "samples of 256 tokens" in done.stdout
 
 
-def test_frozen_weights_have_neither_gradients_nor_states(tmp_path):
+def test_memory_of_frozen_weights(tmp_path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA_7B))
     spec = build_spec({"workload": "transformers", "model": {"config": str(file)}, "train": {"global_batch": 8}})
@@ -183,7 +183,7 @@ def test_no_rank_holds_a_70b_model(lora, tmp_path):
         (["--hf", "FOLDER/llama.json", "--lora", "many"], "model.lora_rank: 'many'"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_one_line(words, said, tmp_path, ask):
+def test_rejected_plans(words, said, tmp_path, ask):
     (tmp_path / "strange.json").write_text('{"model_type": "strange"}')
     (tmp_path / "deep.json").write_text('{"model_type": "opt", "text_config": {"num_hidden_layers": 2147483647}}')
     (tmp_path / "stages.json").write_text('{"model_type": "resnet", "depths": [3, 10000000]}')
@@ -213,7 +213,7 @@ def test_a_config_says_task_precision_and_length(values, settings, tmp_path):
     assert suggest_settings(str(tmp_path / "config.json")) == settings
 
 
-def test_experts_cost_their_parameters_and_the_work_of_the_active_ones(tmp_path):
+def test_cost_of_experts(tmp_path):
     sides = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
     shared = {**sides, "vocab_size": 32000, "intermediate_size": 14336, "num_experts_per_tok": 2}
     flops = {}
@@ -231,7 +231,7 @@ def test_experts_cost_their_parameters_and_the_work_of_the_active_ones(tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "task"), [("llama", "causal_lm"), ("bert", "sequence_classification")])
-def test_frozen_parts_have_no_gradients_and_no_states(kind, task, tmp_path):
+def test_frozen_groups_are_not_trained(kind, task, tmp_path):
     _, file = saved_config(kind, tmp_path, num_labels=5)
     asked = {"workload": "transformers", "model": {"config": str(file), "task": task}, "train": {"steps": 10}}
     groups = {"*layer*.[01].*": {"frozen": True}, "*embed*": {"frozen": True}}
@@ -246,7 +246,7 @@ def drawn(spec):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
-def test_what_has_no_memory_is_filled_as_the_library_does(kind, hf, run_file):
+def test_meta_model_is_drawn_as_the_library_does(kind, hf, run_file):
     import transformers
 
     task = {"model.task": "sequence_classification"} if kind == "bert" else {}

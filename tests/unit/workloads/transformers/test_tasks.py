@@ -53,7 +53,7 @@ def run(request, make_spec, tmp_path_factory):
     return train(make_spec(request.param), tmp_path_factory.mktemp("runs"), show=False)
 
 
-def test_it_learns_predicts_and_is_read_back_by_the_library(run, tmp_path, ask):
+def test_train_predict_export(run, tmp_path, ask):
     assert run.summary.loss_last < 0.8 * run.summary.loss_first
     weights = next(read_events(RunDir(run.path).events_file(0), "start"))["weights"]
     assert weights["left"] == []
@@ -104,7 +104,7 @@ def test_the_loss_of_a_pair_is_that_of_the_library(kind, make_spec):
     assert float(total / count) == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_masks_are_drawn_from_the_key_of_a_sample_and_spare_what_divides_documents():
+def test_masks_follow_the_key_of_a_sample():
     ids = np.random.default_rng(0).integers(5, 90, 4001)
     ids[::50] = 3
     samples = MaskedWindows(ids, 100, MaskRule(0.15, mask=4, special=3, vocab=90))
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_one_line(kind, change, key, make_spec, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_tokenizer_without_a_mask_trains_no_masked_model(make_spec, tmp_path):
+def test_masked_lm_needs_a_mask_token(make_spec, tmp_path):
     spec = make_spec("bert")
     folder = spec.model.init_from
     text = (folder / "tokenizer.json").read_text().replace("[MASK]", "[NONE]")
@@ -165,7 +165,7 @@ def test_a_tokenizer_without_a_mask_trains_no_masked_model(make_spec, tmp_path):
         ("t5", ("seq2seq_lm", "sequence_classification", "token_classification")),
     ],
 )
-def test_a_plan_names_the_architecture_and_the_tasks_that_it_has(kind, allowed, tmp_path, ask):
+def test_plan_names_possible_tasks(kind, allowed, tmp_path, ask):
     file = tmp_path / "config.json"
     file.write_text(transformers.CONFIG_MAPPING[kind]().to_json_string(use_diff=False))
     command = ("plan", "--hf", file, "--cluster", "1xH100")

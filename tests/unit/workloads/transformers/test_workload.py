@@ -91,7 +91,7 @@ def test_adapters_leave_the_base_as_it_was(adapted, hf):
     assert adapted.summary.loss_last < adapted.summary.loss_first
 
 
-def test_a_base_in_bf16_stays_so_and_gives_the_same_losses(hf, run_file, tmp_path):
+def test_bf16_base_gives_the_same_losses(hf, run_file, tmp_path):
     """Half the memory of one that is widened, of which products take bf16 all the same; nothing is lost in the end."""
     import transformers
 
@@ -116,7 +116,7 @@ def test_a_base_in_bf16_stays_so_and_gives_the_same_losses(hf, run_file, tmp_pat
     torch.testing.assert_close(logits(merged, ids), ours, rtol=1e-5, atol=1e-5)
 
 
-def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):
+def test_resume_without_the_first_folder(hf, run_file, tmp_path):
     shutil.copytree(hf / "llama", tmp_path / "llama")
     started = {"model.init_from": str(tmp_path / "llama"), "train.steps": 1, "model.lora_rank": 2}
     first = train(run_file("llama", **started), tmp_path, show=False)
@@ -125,7 +125,7 @@ def test_a_run_goes_on_without_the_folder_it_began_with(hf, run_file, tmp_path):
         assert paceline.resume(first.path, {"train.steps": length}).summary.trained.steps == length
 
 
-def test_another_run_begins_with_the_weights_of_a_run(tuned, run_file, tmp_path):
+def test_start_with_the_weights_of_a_run(tuned, run_file, tmp_path):
     """Its architecture and its tokeniser are those that the run kept."""
     spec = run_file("gpt2", **{"model.init_from": str(tuned.path), "train.steps": 1, "train.lr": 1e-9})
     first = train(spec, tmp_path, show=False).summary.loss_first
@@ -169,7 +169,7 @@ def test_a_token_is_predicted_from_those_before_it(kind, run_file):
     assert not torch.equal(found[0, 3], found[1, 3])
 
 
-def test_rows_and_lengths_that_are_added_count_nothing(run_file):
+def test_padding_counts_nothing(run_file):
     workload = build_workload(run_file("llama", **CLASSIFY))
     model, samples, ids = workload.model().eval(), workload.data("train"), np.arange(5)
     (padded,) = samples.fixed_shape_batches([(ids, ids)], 8)
@@ -217,7 +217,7 @@ def test_a_bare_model_begins_a_classifier(hf, run_file, tmp_path):
         torch.testing.assert_close(weights[f"bert.{name}"], tensor, rtol=0, atol=1e-6)
 
 
-def test_dropout_of_the_config_is_on_and_may_be_off(run_file):
+def test_dropout_may_be_off(run_file):
     lines = []
     workload = build_workload(run_file("gpt2", **{"model.dropout": False}))
     workload.prepare(lines.append)
@@ -255,7 +255,7 @@ def test_a_folder_without_safetensors_is_refused(hf, run_file, tmp_path):
         train(run_file("llama", **{"model.init_from": str(tmp_path)}), tmp_path / "runs", show=False)
 
 
-def test_a_config_alone_begins_with_random_weights_and_a_learned_vocabulary(hf, corpus_cache, tmp_path, ask):
+def test_config_alone_draws_weights_and_vocabulary(hf, corpus_cache, tmp_path, ask):
     (tmp_path / "config.json").write_bytes((hf / "llama" / "config.json").read_bytes())
     (tmp_path / "run.yaml").write_text(
         "workload: transformers\nmodel: {config: config.json}\n"
@@ -289,7 +289,7 @@ def test_run_files_on_the_page_train(values, hf, corpus_cache, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])
-def test_experts_are_read_one_by_one_and_exported_as_the_library_reads_them(kind, run_file, tmp_path):
+def test_experts_are_read_and_exported(kind, run_file, tmp_path):
     import transformers
 
     folder, ids = hf_models.save(kind, tmp_path / kind), [[5, 9, 12, 7]]
