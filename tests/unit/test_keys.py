@@ -27,7 +27,7 @@ def test_a_section_a_key_and_a_word(ask):
     rows = json.loads(ask("keys parallel --json").out)
     assert all(row["name"].startswith("parallel.") for row in rows)
     assert "model.k" in ask("keys model --workload topics").out
-    for slip, meant in (("trian.lr", "train.lr"), ("tran", "train"), ("dta", "data")):
+    for slip, meant in (("trian.lr", "train.lr"), ("dta", "data")):
         answer = ask("keys", slip)
         assert answer.code == 2
         assert f"did you mean {meant!r}?" in answer.err

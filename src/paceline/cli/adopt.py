@@ -5,7 +5,6 @@ import shlex
 
 from paceline.convert.adopt import Adopted, adopt
 from paceline.convert.draft import ConvertedKey
-from paceline.convert.rules import Outcome, is_off
 from paceline.io.arguments import option_error
 from paceline.io.escape import to_one_line
 from paceline.io.files import print_json
@@ -34,8 +33,6 @@ def build_adopt_table(adopted: Adopted) -> Table:
     shown = Table("key", "value", "became", "in the run file", left=4)
     source = ""
     for row in adopted.rows:
-        if _asks_for_nothing(row):
-            continue
         if row.source != source:
             source = row.source
             shown.add_row(f"{to_one_line(source)}:", "", "", "")
@@ -49,9 +46,7 @@ def summarize_adopted(adopted: Adopted) -> list[str]:
     """Return the lines below the table: counts, and what is left to do."""
     given = sum(row.given for row in adopted.rows)
     counts = ", ".join(f"{count} {name}" for name, count in adopted.counts().items())
-    unset = [row.key for row in adopted.rows if _asks_for_nothing(row)]
-    lines = ["", f"kept, as they ask for nothing: {', '.join(unset)}"] if unset else []
-    lines += ["", f"{given} key{'s' * (given != 1)}: {counts}"]
+    lines = ["", f"{given} key{'s' * (given != 1)}: {counts}"]
     review = [row for row in adopted.rows if row.review]
     lines += [f"look at: {row.source}: {row.key} {_format_value(row)}: {row.reason}" for row in review]
     lines += [f"to fill in: {key}: {reason}" for key, reason in adopted.fill_in.items()]
@@ -61,10 +56,6 @@ def summarize_adopted(adopted: Adopted) -> list[str]:
         submit = f"paceline submit {adopted.out} --site {adopted.site_out}"
         lines.append(f"written: {adopted.site_out}, what the job script asks of its cluster; submit with  {submit}")
     return lines
-
-
-def _asks_for_nothing(row: ConvertedKey) -> bool:
-    return row.outcome is Outcome.KEPT and not row.run_keys and is_off(row.value)
 
 
 def _format_value(row: ConvertedKey) -> str:

@@ -15,7 +15,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from paceline.config import registry
 from paceline.config.registry import BUILT_IN, DEFAULT_WORKLOAD, find_entry, list_workloads
-from paceline.config.run_spec import FIXED_SECTIONS, FOREIGN_NAMES, RunSpec
+from paceline.config.run_spec import FIXED_SECTIONS, FOREIGN_NAMES, SECTIONS, RunSpec
 from paceline.config.sections import Section
 from paceline.errors import UserError, did_you_mean
 from paceline.io.files import print_json
@@ -109,10 +109,6 @@ def _format_limit(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-NEAR = 0.75
-"""Similarity of a word to a section, above which it is a misspelling."""
-
-
 def run_keys(args: argparse.Namespace) -> int:
     console = build_console()
     workload, words = args.workload or registry.DEFAULT_WORKLOAD, args.asked
@@ -121,16 +117,13 @@ def run_keys(args: argparse.Namespace) -> int:
     names = [] if found or args.workload else [name for name in registry.BUILT_IN if name != workload]
     others = {name: keys for name in names if (keys := _find_keys(list_keys(name), words))}
     sections = list(list_sections(workload))
-    exact = any(key.name in words for key in found)
-    slips = [word for word in words if not exact and not others and _is_misspelt(word, sections, known)]
-    if not (found or others) or slips:
-        word = (slips or words)[0]
-        everywhere = [] if slips else [key.name for name in registry.BUILT_IN for key in list_keys(name)]
+    if not (found or others):
+        everywhere = [key.name for name in registry.BUILT_IN for key in list_keys(name)]
         names = [*sections, *everywhere, *(name.rpartition(".")[2] for name in everywhere)]
-        hint = did_you_mean(word, names) or f"; the sections are {', '.join(sections)}"
+        hint = did_you_mean(words[0], names) or f"; the sections are {', '.join(sections)}"
         of = workload if args.workload else "any workload"
-        message = f"no key of {of} has {word!r} in its name or meaning{hint}"
-        raise UserError(message, code="unknown-key", key=word)
+        message = f"no key of {of} has {words[0]!r} in its name or meaning{hint}"
+        raise UserError(message, code="unknown-key", key=words[0])
     groups = {workload: found, **others}
     if args.json:
         rows = [(name, key) for name, keys in groups.items() for key in keys]
@@ -150,25 +143,16 @@ def run_keys(args: argparse.Namespace) -> int:
 def _find_keys(known: Sequence[Key], words: Sequence[str]) -> list[Key]:
     """Return the keys that words name or, if they name none, those in which a word occurs."""
     exact = [key for key in known if key.name in words]
-    return exact or [key for key in known if not words or _matches(key, words)]
+    return exact or [key for key in known if not words or any(_matches(key, word) for word in words)]
 
 
-def _matches(key: Key, words: Sequence[str]) -> bool:
-    """Return whether a word names the key or its section, or occurs in its name or meaning."""
-    for word in words:
-        if word == "run" and "." not in key.name:
-            return True
-        if key.name == word or key.name.startswith(f"{word}.") or key.name.endswith(f".{word}"):
-            return True
-        if len(word) > 2 and word.lower() in f"{key.name} {key.meaning}".lower() and word not in ("run", "train"):
-            return True
-    return False
-
-
-def _is_misspelt(word: str, sections: Sequence[str], known: Sequence[Key]) -> bool:
-    """Return whether a word looks like a section and occurs in no key."""
-    words = {part for key in known for part in re.split(r"\W+|_", f"{key.name} {key.meaning}".lower())}
-    return word not in sections and word.lower() not in words and bool(did_you_mean(word, sections, cutoff=NEAR))
+def _matches(key: Key, word: str) -> bool:
+    """Return whether a word names the key or its section, or begins a word of its name or meaning."""
+    if word == "run":
+        return "." not in key.name
+    if word in SECTIONS:
+        return key.name.startswith(f"{word}.")
+    return re.search(rf"(\b|_){re.escape(word)}", f"{key.name} {key.meaning}", re.IGNORECASE) is not None
 
 
 def _render_key(key: Key) -> Any:

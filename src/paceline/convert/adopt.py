@@ -200,7 +200,7 @@ def _choose_table(names: tuple[str, ...], values: Mapping[str, object], name: st
     shown = ", ".join(map(str, list(values)[:4])) or "nothing"
     if best.marks & keys:
         shown = f"{best.tool} does not have {len(unknown)} of {len(flat)}, such as {', '.join(unknown[:3])}"
-    reason = f"{name} is not recognised by its keys ({shown}); adopt reads {KNOWN}"
+    reason = f"{name} is not recognised by its keys ({to_one_line(shown)}); adopt reads {KNOWN}"
     raise UserError(reason, code="invalid-format", key=name)
 
 

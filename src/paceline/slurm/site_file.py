@@ -17,7 +17,7 @@ from paceline.config import build_section
 from paceline.config.run_file import read_yaml_file
 from paceline.config.sections import Section, conflict_error, field
 from paceline.errors import UserError, did_you_mean
-from paceline.io.arguments import parse_hours
+from paceline.io.arguments import option_error, parse_hours
 from paceline.planner.emit import WARN_S
 from paceline.runlog.jobs import ATTEMPTS
 
@@ -136,10 +136,9 @@ def read_site(name: str | Path | None = None) -> SiteFile:
             file = folder / f"{name}.yaml"
             if not file.is_file():
                 known = sorted(path.stem for path in folder.glob("*.yaml"))
-                existing = f"; known: {', '.join(known)}" if known else f"; {folder} has no site files"
-                hint = did_you_mean(name, known) or existing
-                message = f"--site {name}: there is no such site{hint}; or give a file, as  --site FILE.yaml"
-                raise UserError(message, code="not-found", key="--site")
+                hint = did_you_mean(name, known) or f"; {folder} has {', '.join(known) or 'none'}"
+                problem = f"there is no site {name}{hint}; or give a file, as  --site FILE.yaml"
+                raise option_error("--site", problem, "not-found")
     values, origins = read_yaml_file(file, "site file", "partition: gpu")
     site = build_section(SiteFile, values, origins)
     paths = {key: path for key in ("runs", "logs") if (path := getattr(site, key)) is not None}
