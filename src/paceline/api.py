@@ -12,7 +12,7 @@ from paceline.config.run_spec import apply_settings
 from paceline.data.frames import is_frame, store_frame
 from paceline.errors import OutOfMemory, RunFailed, UserError
 from paceline.hardware.catalogue import parse_cluster
-from paceline.io.format import duration, format_metrics, number
+from paceline.io.format import duration, format_metrics, number, plural
 from paceline.io.limits import check_limits
 from paceline.io.remote import fetch_run, fetch_runs, find_address, mark_mirror, upload_run
 from paceline.io.table import Tabular
@@ -176,7 +176,7 @@ def _check_devices(spec: RunSpec) -> None:
 
     here, wanted = torch.cuda.device_count(), spec.parallel.ranks
     if here < wanted:
-        reason = f"the plan takes {wanted} CUDA device{'s' * (wanted > 1)}, and this machine has {here or 'none'}"
+        reason = f"the plan takes {plural(wanted, 'CUDA device')}, and this machine has {here or 'none'}"
         line = "make launch files with  paceline plan RUN.yaml --emit slurm,  or train here with  cluster=local"
         raise UserError(f"cluster: {spec.cluster}: {reason}; {line}")
 

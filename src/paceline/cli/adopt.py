@@ -8,6 +8,7 @@ from paceline.convert.draft import ConvertedKey
 from paceline.io.arguments import option_error
 from paceline.io.escape import to_one_line
 from paceline.io.files import print_json
+from paceline.io.format import plural
 from paceline.io.table import Table
 from paceline.io.terminal import build_console
 
@@ -46,7 +47,7 @@ def summarize_adopted(adopted: Adopted) -> list[str]:
     """Return the lines below the table: counts, and what is left to do."""
     given = sum(row.given for row in adopted.rows)
     counts = ", ".join(f"{count} {name}" for name, count in adopted.counts().items())
-    lines = ["", f"{given} key{'s' * (given != 1)}: {counts}"]
+    lines = ["", f"{plural(given, 'key')}: {counts}"]
     review = [row for row in adopted.rows if row.review]
     lines += [f"look at: {row.source}: {row.key} {_format_value(row)}: {row.reason}" for row in review]
     lines += [f"to fill in: {key}: {reason}" for key, reason in adopted.fill_in.items()]

@@ -11,10 +11,11 @@ from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, E
 from paceline.io.arguments import option_error
 from paceline.io.files import print_json
 from paceline.io.format import wrap_lines
+from paceline.io.table import Table
 from paceline.io.terminal import build_console
 from paceline.launch.environment import SINGLE_RANK, detect_rank
 
-STYLES = {Health.OK: "green", Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
+STYLES = {Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -47,20 +48,15 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 def render_examination(found: Examination) -> Iterator[Any]:
     """Yield a table of the results, and the lines to type below it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for head in ("", "check", "found", "expected"):
-        table.add_column(head, overflow="fold")
+    table = Table("", "check", "found", "expected", left=4)
     several, topic = len(found.hosts) > 1, ""
     for finding in found.findings:
         if finding.topic != topic:
             topic = finding.topic
-            table.add_row("", Text(topic, style="bold"), "", "")
+            table.add_row(topic, "", "", "", style="bold")
         check = f"{finding.check} ({finding.host})" if several and _names_host(finding) else finding.check
-        mark = Text(finding.verdict.value, style=STYLES[finding.verdict])
-        table.add_row(mark, f"  {check}", finding.found, finding.expected)
+        cells = (finding.verdict.value, check, finding.found, finding.expected)
+        table.add_row(*cells, style=STYLES.get(finding.verdict, ""))
     yield table
     yield ""
     for verdict in (Health.WRONG, Health.LOOK):

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.cli.arguments import load_spec
 from paceline.io.arguments import check_output_file, check_price, make_output_folder, option_error, parse_numbers
 from paceline.io.files import print_json, write_json
-from paceline.io.format import duration, wrap_lines
+from paceline.io.format import duration, plural, wrap_lines
 from paceline.io.terminal import build_console, print_text, warn
 from paceline.launch.environment import detect_rank
 from paceline.measurement.links import dump_links, measure_links
@@ -165,7 +165,7 @@ def render_measurement(found: Measurement, verbose: bool = False) -> Iterator[An
         batch = "if each rank has its own batch"
     repeats = max((row.repeats for row in measured), default=0)
     scaling = f"{found.kind} scaling, {batch}" if len(measured) > 1 else "one row"
-    yield f"{found.name}: {scaling}; {found.steps} steps, {repeats} repeat{'s' * (repeats != 1)}, medians"
+    yield f"{found.name}: {scaling}; {found.steps} steps, {plural(repeats, 'repeat')}, medians"
     for note in found.notes:
         yield from wrap_lines(note, "! ")
     if not verbose:

@@ -14,6 +14,7 @@ from paceline.convert.rules import Outcome
 from paceline.convert.shell import AT_RUN_TIME
 from paceline.errors import UserError
 from paceline.hardware.catalogue import parse_cluster
+from paceline.io.format import plural
 
 DEFAULT_BATCH: int = Train.model_fields["global_batch"].default
 BATCH = ("global_batch", "micro", "accumulation")
@@ -38,10 +39,6 @@ def derive_run_file(draft: Draft) -> None:
     _check_sharded_options(draft)
 
 
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}{'s' * (number > 1)}"
-
-
 def _conflict(key: str, reason: str) -> UserError:
     return UserError(reason, code="conflict", key=key)
 
@@ -61,7 +58,7 @@ def _derive_ranks(draft: Draft) -> int | None:
         nodes = ranks // per_node
     if per_node is not None:
         product = (nodes or 1) * per_node
-        equation = f"{_count(nodes or 1, 'node')} × {per_node} processes"
+        equation = f"{plural(nodes or 1, 'node')} × {per_node} processes"
         if ranks is not None and ranks != product:
             sides = f"{draft.describe('ranks')} is not {equation} = {product} ({draft.describe('per_node')})"
             raise _conflict("parallel.ranks", f"{sides}; change one of them")
@@ -94,7 +91,7 @@ def _count_scheduled_ranks(draft: Draft) -> tuple[int | None, str]:
     if draft.value("starts_tasks") and (tasks or each):
         return (tasks, draft.describe("tasks")) if tasks else (nodes * each, f"{nodes} × {each} tasks")
     if gpus:
-        return nodes * gpus, f"one per device: {_count(nodes, 'node')} × {gpus}"
+        return nodes * gpus, f"one per device: {plural(nodes, 'node')} × {gpus}"
     if all_gpus:
         return all_gpus, f"one per device: {draft.describe('gpus')}"
     return (1, draft.describe("started_alone")) if "started_alone" in draft.claims else (None, "")
@@ -133,7 +130,7 @@ def _derive_batch(draft: Draft, ranks: int | None) -> None:
     model_ranks = math.prod(draft.value(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline", "context"))
     world = max(1, (ranks or 1) // model_ranks)  # ranks with samples of their own
     if batch and micro and passes and batch != micro * passes * world:
-        product = f"{micro} per pass × {passes} accumulated × {_count(world, 'rank')} = {micro * passes * world}"
+        product = f"{micro} per pass × {passes} accumulated × {plural(world, 'rank')} = {micro * passes * world}"
         sides = f"{draft.describe('global_batch')} is not {product}"
         raise _conflict("train.global_batch", f"{sides}; write that, or change the others")
     if batch:
@@ -145,7 +142,7 @@ def _derive_batch(draft: Draft, ranks: int | None) -> None:
     elif micro:
         passes = passes or 1
         batch = micro * passes * world
-        comment = f"{micro} per pass × {_count(world, 'rank')} × {passes} accumulated"
+        comment = f"{micro} per pass × {plural(world, 'rank')} × {passes} accumulated"
         if "parallel.ranks" in draft.fill_in:
             draft.fill_in.setdefault("train.global_batch", f"{comment}: it grows with parallel.ranks")
     elif passes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config import RunSpec
 from paceline.errors import PacelineError, UserError
-from paceline.io.format import format_short_duration
+from paceline.io.format import format_short_duration, plural
 from paceline.io.table import Table
 from paceline.runlog.run_dir import RunDir
 from paceline.slurm import commands
@@ -38,7 +38,7 @@ class QueuedRequest:
 
     @property
     def name(self) -> str:
-        return f"{self.nodes} node{'s' * (self.nodes > 1)}"
+        return plural(self.nodes, "node")
 
     def as_json(self) -> dict[str, Any]:
         times = {"start": self.start.isoformat(), "end": self.end.isoformat(), "run_h": self.run_h}

@@ -10,7 +10,7 @@ from paceline.config import DEFAULT, RunSpec
 from paceline.errors import UserError, did_you_mean
 from paceline.hardware.catalogue import LOCAL, match_driver_name, parse_cluster
 from paceline.io.arguments import option_error, parse_hours
-from paceline.io.format import duration, percent, size
+from paceline.io.format import duration, percent, plural, size
 from paceline.layout import layout_of
 from paceline.planner.candidates import PROCESS_BYTES
 from paceline.planner.emit import MIN_JOB_H, TIME_MARGIN
@@ -141,8 +141,7 @@ class JobRequest:
     @property
     def note(self) -> str:
         planned = f", {duration(self.chosen.hours * 3600)} planned" if self.chosen and self.chosen.hours else ""
-        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
-        return f"{self.spec.name}: {layout_of(self.spec).strategy} on {ranks}{planned}"
+        return f"{self.spec.name}: {layout_of(self.spec).strategy} on {plural(self.ranks, 'rank')}{planned}"
 
 
 def build_job_request(
@@ -168,7 +167,7 @@ def build_job_request(
     nodes = str(most) if least == most else f"{least}-{most}"
     request = JobRequest(ready, nodes, per_node, 0.0, plan=found, overrides=overrides)
     request.usd_per_device_hour = found.rates.usd if found is not None else site.price
-    ways = f"{nodes} node{'s' * (nodes != '1')} × {per_node} rank{'s' * (per_node > 1)}"
+    ways = f"{nodes} node{'s' * (nodes != '1')} × {plural(per_node, 'rank')}"
     request.reasons.append(f"{ways}: {_describe_choice(machines, asked, spec)}{_describe_layout(found)}")
     if machines.on_gpu:
         request.gpus = format_gpus(site.gpu_type or (partition.gpu_type if partition else ""), per_node)
@@ -293,7 +292,7 @@ def _take_share(request: JobRequest, partition: Partition | None) -> None:
     cores, megabytes = partition.cores // partition.gpus, int(partition.memory_mb * share)
     if cores and "cpus-per-task" not in request.options:
         request.options["cpus-per-task"] = str(cores)
-        request.reasons.append(f"{cores} core{'s' * (cores > 1)} for each rank: a GPU's share of a node")
+        request.reasons.append(f"{plural(cores, 'core')} for each rank: a GPU's share of a node")
     if megabytes and "mem" not in request.options:
         request.options["mem"] = f"{megabytes}M"
         request.reasons.append(f"{size(megabytes * 1e6)} of memory per node: {percent(share)} of what a node has")
@@ -311,7 +310,7 @@ def _weigh_request(request: JobRequest, spec: RunSpec, machines: MachineRequest)
     if machines.ranks and counts:
         fewer = plan(spec, machines.cluster, counts, row.rates.usd).ranking.fastest
         if fewer is not None and fewer.run_s < row.run_s * LEAST_GAIN:
-            fewest = f"{fewer.devices:,} rank{'s' * (fewer.devices > 1)}"
+            fewest = plural(fewer.devices, "rank")
             theirs, all_of_them = duration(fewer.run_s), duration(row.run_s)
             times = "as long" if theirs == all_of_them else f"{theirs} in place of {all_of_them}"
             yield f"warning: {fewest} would take {times}: use fewer, or a larger train.global_batch"
