@@ -74,18 +74,20 @@ class GroupedBatchNorm(_BatchNorm):
         return F.batch_norm(x, statistics[0], statistics[1], self.weight, self.bias, True, 1.0, self.eps)
 
     def _normalise_compiled(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Normalise groups of one size, in operations that a compiler puts into few kernels."""
-        groups = x.unflatten(0, (len(sizes), -1)).to(torch.promote_types(x.dtype, torch.float32))
-        over = [1, *range(3, groups.ndim)]
-        variance, mean = torch.var_mean(groups, over, correction=0, keepdim=True)
+        """Normalise groups of one size as channels of their own, which a compiler reads where they are.
+
+        Of one batch norm it keeps the input; of its operations one by one it would keep an fp32 copy too.
+        """
+        groups = len(sizes)
+        channels = x.unflatten(0, (groups, -1)).transpose(0, 1).flatten(1, 2)
+        kind = torch.promote_types(x.dtype, torch.float32)
+        mean, variance = torch.zeros(2, groups * self.num_features, dtype=kind, device=x.device).unbind()
+        weight, bias = (None if one is None else one.repeat(groups) for one in (self.weight, self.bias))
+        normal = F.batch_norm(channels, mean, variance, weight, bias, True, 1.0, self.eps)
         if PASS.counted and self.running_mean is not None:
-            count = groups[0, :, 0].numel()
-            each = torch.stack([mean.flatten(1), variance.flatten(1) * (count / max(1, count - 1))], 1).detach()
+            each = torch.stack([mean.view(groups, -1), variance.view(groups, -1)], 1)
             self.found = (*self.found, *zip(each.unbind(), sizes, strict=True))
-        normal = ((groups - mean) * (variance + self.eps).rsqrt()).flatten(0, 1).movedim(1, -1)
-        if self.weight is not None:
-            normal = normal * self.weight + self.bias
-        return normal.movedim(-1, 1).to(x.dtype)
+        return normal.unflatten(1, (groups, -1)).transpose(0, 1).flatten(0, 1)
 
 
 class GroupedBatchNorm1d(GroupedBatchNorm, nn.BatchNorm1d):

@@ -1,5 +1,6 @@
 """Build a rank's job: model, wrapping, optimiser, data order, and how a step runs."""
 
+import math
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,10 @@ def build_fit_job(context: RunContext, workload: PassWorkload) -> FitJob:
     lines = passes.equations(context.rank_info.world)
     facts = JobFacts(order, passes.most, passes.parameters, "; ".join(lines), lines)
     return FitJob(context, workload, facts, passes)
+
+
+TRIAL_SHARE = 0.5
+"""Of a pass, to time formats by: what another format keeps besides must not raise the peak of the run."""
 
 
 def build_gradient_job(context: RunContext, workload: Workload) -> GradientJob:
@@ -201,8 +206,11 @@ def _apply_execution(
         if compiles:
             compile_model(model, setup)
     if not execution.compiled and find_convolutions(model):
-        alone = setup.layout.ranks == 1
-        last = probe.measure_channels_last(step, batch) if alone else prefers_channels_last(model)
+        if setup.layout.ranks == 1:
+            some, _ = _first_batch(step, samples, order, setup.layout, TRIAL_SHARE)
+            last = probe.measure_channels_last(step, some)
+        else:
+            last = prefers_channels_last(model)
         execution = replace(execution, channels_last=last)
         if last:
             use_channels_last(model)
@@ -223,10 +231,11 @@ def _look_at_model(setup: ModelSetup, model: nn.Module, samples: Samples) -> Tra
     return replace(traits_of(setup.workload, samples), equal_layers=equal, compiles=not has_keras(model))
 
 
-def _first_batch(step: Step, samples: Samples, order: Order, layout: Layout) -> tuple[Any, float]:
-    """Return as much of the first batch as a rank gets in one pass, and how many of it a step is."""
+def _first_batch(step: Step, samples: Samples, order: Order, layout: Layout, share: float = 1.0) -> tuple[Any, float]:
+    """Return as much of the first batch as a rank gets in one pass, or a share of it; and how many of it a step is."""
     first = order.global_batch(0)
     rows = -(-len(first.ids) // (layout.data * layout.passes(layout.global_batch)))
+    rows = min(rows, max(2, math.ceil(share * rows)))  # of one sample, batch norm may have nothing to average
     make: Collate = make_collate(samples.batch)
     if fixed := hasattr(samples, "fixed_shape_batches"):
         make = partial(samples.fixed_shape_batches, most=layout.micro_batch)

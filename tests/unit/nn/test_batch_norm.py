@@ -100,3 +100,20 @@ def test_compiled_groups_are_the_same():
             model[1].compile(backend="aot_eager", fullgraph=True)
         states.append([*model.state_dict().values(), train(model, x, parts)])
     torch.testing.assert_close(*states)
+
+
+def test_compiled_groups_keep_what_torch_keeps():
+    """The input in its own type: a copy in fp32 of each would double the memory of a network."""
+    x, kept = torch.randn(16, 4, 6, 6, dtype=torch.bfloat16, requires_grad=True), []
+    for grouped in (False, True):
+        norm, sizes = nn.Sequential(nn.BatchNorm2d(4)), []
+        if grouped:
+            group_batch_norms(norm, 4)
+        compiled = torch.compile(norm, backend="aot_eager_decomp_partition", fullgraph=True)
+        with (
+            KeyedPasses([norm]).running(torch.arange(16)),
+            torch.autograd.graph.saved_tensors_hooks(lambda t, into=sizes: into.append(t.nbytes), lambda t: t),
+        ):
+            compiled(x)
+        kept.append(sum(size for size in sizes if size >= x.nbytes))
+    assert kept == [x.nbytes, x.nbytes]
