@@ -1,6 +1,6 @@
 """Is the plan right for modules and models of other people that nobody looked at while its formulas were written?
 
-    python benchmarks/plan_guests_gpu.py [NAME ...] [--out plan_guests.json] [--steps 40]
+    python benchmarks/plan_guests_gpu.py [NAME ...] [--out plan_guests.json] [--steps 40] [--seconds 400]
 
 Eight of them, each in a process of its own: step time and peak memory, planned for the catalogue's device and measured.
 """
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -245,11 +247,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[*OWN, *HUGGING])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no model after these")
     asked = parser.parse_args()
+    began = time.monotonic()
     print(f"{'':11s} {'ms planned, measured':>27s} {'GiB planned, measured':>27s}", flush=True)
     kept = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in asked.names:
+            if time.monotonic() - began > asked.seconds:
+                print(f"{name:11s} not begun", flush=True)
+                continue
             kept[name] = fork(lambda name=name: compare(name, asked.steps), Path(folder) / name)  # type: ignore[misc]
             print(show(name, kept[name]), flush=True)
             if asked.out:

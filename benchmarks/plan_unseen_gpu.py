@@ -1,6 +1,9 @@
-"""Eight models that were written before the formulas of `plan_guests_gpu.py`, and measured after them.
+"""Is the plan right for models on which no formula was set? Planned and measured, each in a process of its own.
 
-python benchmarks/plan_unseen_gpu.py [NAME ...] [--out plan_unseen.json] [--steps 40]
+    python benchmarks/plan_unseen_gpu.py [NAME ...] [--out plan_unseen.json] [--steps 40] [--seconds 400]
+
+Eight were written before the formulas of `plan_guests_gpu.py` (Digits to Neox), eight more (Composer to Phi) before any
+of these was measured and after all formulas. None of them is in another benchmark.
 """
 
 from __future__ import annotations
@@ -235,13 +238,184 @@ class Captions(Images):
         return F.cross_entropy(logits.float(), batch[1][:, 1:].flatten(), reduction="sum"), batch[1][:, 1:].numel()
 
 
+class Composer(Texts):
+    """The next of 2,000 events by a wide GRU."""
+
+    length, batch, events = 256, 256, 2000
+
+    def data(self, split: str) -> Any:
+        draw = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, self.events, (1024, self.length + 1), generator=draw)
+        return (ids,) if split == "train" else None
+
+    def model(self) -> nn.Module:
+        return Following(nn.GRU, self.events, 1024, 2)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        logits = model(batch[0][:, :-1]).flatten(0, 1).float()
+        return F.cross_entropy(logits, batch[0][:, 1:].flatten(), reduction="sum"), batch[0][:, 1:].numel()
+
+
+class Following(nn.Module):
+    def __init__(self, kind: type[nn.Module], words: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(words, width), nn.Linear(width, words)
+        self.layers, self.drop = kind(width, width, layers, batch_first=True), nn.Dropout(0.1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.drop(self.layers(self.words(ids))[0]))
+
+
+class Tagger(Texts):
+    """A tag for each word by an LSTM that reads both ways."""
+
+    length, batch = 160, 320
+
+    def data(self, split: str) -> Any:
+        draw = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, WORDS, (1280, self.length), generator=draw)
+        return (ids, torch.randint(0, CLASSES, ids.shape, generator=draw)) if split == "train" else None
+
+    def model(self) -> nn.Module:
+        words = nn.Embedding(WORDS, 512)
+        layers = nn.LSTM(512, 512, 3, batch_first=True, bidirectional=True)
+        return nn.Sequential(words, Places(layers, 1024))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        logits = model(batch[0]).flatten(0, 1).float()
+        return F.cross_entropy(logits, batch[1].flatten(), reduction="sum"), batch[1].numel()
+
+
+class Wide(nn.Module):
+    """Two convolutions with pre-activation, as wide residual networks have them."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.BatchNorm2d(inside), nn.BatchNorm2d(outside)
+        self.one = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.two = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.short = nn.Conv2d(inside, outside, 1, stride, bias=False) if inside != outside else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        return self.short(x) + self.two(F.relu(self.second(self.one(y))))
+
+
+class WideResidual(Images):
+    """A wide residual network of 16 layers, eight times as wide as usual, on images of 32 × 32."""
+
+    side, batch = 32, 768
+
+    def model(self) -> nn.Module:
+        layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, 1, 1, bias=False)]
+        inside = 16
+        for width, stride in ((128, 1), (256, 2), (512, 2)):
+            layers += [Wide(inside, width, stride), Wide(width, width, 1)]
+            inside = width
+        return nn.Sequential(*layers, nn.BatchNorm2d(512), nn.ReLU(), *flatten(512))
+
+
+def flatten(width: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES)]
+
+
+class Aggregated(nn.Module):
+    """A bottleneck whose inner convolution has 32 groups."""
+
+    def __init__(self, inside: int, width: int, outside: int, stride: int) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        sides = ((inside, width, 1, 1, 1), (width, width, 3, stride, 32), (width, outside, 1, 1, 1))
+        for a, b, side, step, groups in sides:
+            parts += [nn.Conv2d(a, b, side, step, side // 2, groups=groups, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+        self.body = nn.Sequential(*parts[:-1])
+        self.short = nn.Sequential()
+        if inside != outside or stride > 1:
+            self.short = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.short(x))
+
+
+class Grouped(Images):
+    """Residual bottlenecks of grouped convolutions."""
+
+    side, batch = 176, 160
+
+    def model(self) -> nn.Module:
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+        layers.append(nn.MaxPool2d(3, 2, 1))
+        inside = 64
+        for stage, repeats in enumerate((3, 4, 6, 3)):
+            for index in range(repeats):
+                outside = 256 << stage
+                layers.append(Aggregated(inside, 128 << stage, outside, 2 if stage and not index else 1))
+                inside = outside
+        return nn.Sequential(*layers, *flatten(inside))
+
+
+class Library(Images):
+    """A model of the library transformers that is trained as a module of one's own."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        logits = model(pixel_values=batch[0].float() / 255).logits
+        return F.cross_entropy(logits.float(), batch[1], reduction="sum"), len(batch[1])
+
+
+class Shifted(Library):
+    """Swin: attention in windows that shift."""
+
+    side, batch = 224, 128
+
+    def model(self) -> nn.Module:
+        import transformers
+
+        config = transformers.SwinConfig(num_labels=CLASSES, drop_path_rate=0.0)
+        return transformers.SwinForImageClassification(config)
+
+
+class Summary(Texts):
+    """Bart, an encoder and a decoder, six layers each."""
+
+    length, batch, target = 256, 96, 64
+
+    def data(self, split: str) -> Any:
+        draw = torch.Generator().manual_seed(0)
+        sides = ((512, self.length), (512, self.target + 1))
+        ids = tuple(torch.randint(3, WORDS, side, generator=draw) for side in sides)
+        return ids if split == "train" else None
+
+    def model(self) -> nn.Module:
+        import transformers
+
+        sizes: dict[str, Any] = {"vocab_size": WORDS, "d_model": 768, "encoder_layers": 6, "decoder_layers": 6}
+        sizes |= {"encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "max_position_embeddings": 512, "dropout": 0.0}
+        sizes |= {"encoder_attention_heads": 12, "decoder_attention_heads": 12, "use_cache": False}
+        return transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        texts, targets = batch
+        logits = model(input_ids=texts, decoder_input_ids=targets[:, :-1]).logits.flatten(0, 1).float()
+        return F.cross_entropy(logits, targets[:, 1:].flatten(), reduction="sum"), targets[:, 1:].numel()
+
+
 NEOX = {"model_type": "gpt_neox", "hidden_size": 640, "num_hidden_layers": 10, "num_attention_heads": 10}
 NEOX |= {"intermediate_size": 2560, "max_position_embeddings": 1024, "rotary_pct": 0.25}
 
+MISTRAL = {"model_type": "mistral", "hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 14}
+MISTRAL |= {"num_attention_heads": 12, "num_key_value_heads": 4, "max_position_embeddings": 2048, "head_dim": 128}
+PHI = {"model_type": "phi", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12}
+PHI |= {"num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 1024}
+
 
 if __name__ == "__main__":
-    names = (Digits, Speech, Mobile, Denoiser, Modern, Captions, Viewer)
+    names: tuple[type[Texts | Images], ...] = (Digits, Speech, Mobile, Denoiser, Modern, Captions, Viewer)
+    names = (Composer, Tagger, WideResidual, Grouped, Shifted, Summary, *names)
     plan_guests_gpu.OWN = {one.__name__: one for one in names}
-    plan_guests_gpu.HUGGING = {"Neox": (NEOX, 24, 384, "auto")}
-    plan_guests_gpu.COMPILED = ("Viewer",)
+    plan_guests_gpu.HUGGING = {
+        "Mistral": (MISTRAL, 8, 1024, "on"),
+        "Phi": (PHI, 16, 512, "auto"),
+        "Neox": (NEOX, 24, 384, "auto"),
+    }
+    plan_guests_gpu.COMPILED = ("Viewer", "Summary")
     plan_guests_gpu.main()
