@@ -24,15 +24,7 @@ def decided(train, work=None, target=CUDA, traits=ONE_SHAPE, parallel=None):
     return decide_execution(spec.train, layout, target, traits, weighed)
 
 
-@pytest.mark.parametrize(("work", "steps", "pays"), [(CNN, 400, False), (CNN, 20_000, True), (MLP, 100_000, False)])
-def test_a_run_is_compiled_where_that_saves_more_time_than_it_takes(work, steps, pays):
-    found = decided({"steps": steps}, work)
-    assert found.recorded
-    assert found.compiled_whole is pays
-    assert "compiling takes about" in found.words()
-
-
-def test_the_measured_networks_are_weighed_as_they_were_measured():
+def test_a_run_is_compiled_where_that_saves_more_time_than_it_takes():
     """On an H200 the CNN took 16 to 24 s to compile and saved 4.5 ms a step, the MLP 9 s and 0.03 ms at most."""
     cnn, mlp = decided({"steps": 1000}, CNN).compiling, decided({"steps": 1000}, MLP).compiling
     assert 15 < cnn.cost_s < 25
@@ -41,6 +33,9 @@ def test_the_measured_networks_are_weighed_as_they_were_measured():
     assert mlp.saved_s_per_step < 5e-5
     words = decided({}, CNN).words()
     assert words.startswith("compiled whole and recorded as one CUDA graph (compiling takes about 18 s and pays from")
+    for work, steps, pays in ((CNN, 400, False), (CNN, 20_000, True), (MLP, 100_000, False)):
+        found = decided({"steps": steps}, work)
+        assert (found.recorded, found.compiled_whole) == (True, pays)
     nothing = StepWork(10, 0.0)
     assert not decided({}, nothing).compiled
     assert not decided({"steps": 10**9}, nothing).compiled

@@ -44,7 +44,7 @@ def explain_misfit(plan: Plan) -> Iterator[str]:
     nearest = near.nearest
     divides = nearest is None or nearest.memory.shrinks_with_devices(ZERO_STAGES[nearest.layout.strategy])
     devices = "more devices or larger ones" if divides else "larger devices"
-    search = ", or leave more of `parallel` to the search" if plan.constraints.describe() else ""
+    search = ", or leave more of `parallel` to the search" if plan.cost_model.constraints.describe() else ""
     yield plan.cost_model.wording.to_fit.format(devices=devices, search=search)
 
 
@@ -96,7 +96,8 @@ def _exceeds_one_device(cost_model: TrainingCostModel, plan: Plan) -> bool:
     assert plan.base is not None
     if plan.base.devices == 1 and not plan.base.layout.offload:
         return False
-    alone = search_layouts(cost_model, 1, plan.target.at(1), LayoutConstraints()).chosen
+    free = replace(cost_model, constraints=LayoutConstraints())
+    alone = search_layouts(free, 1, plan.target.at(1)).chosen
     return alone is None or alone.layout.offload
 
 

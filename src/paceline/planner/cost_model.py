@@ -11,7 +11,7 @@ from paceline.config.sections import MAX_INT
 from paceline.hardware.catalogue import Cluster
 from paceline.io.arguments import option_error
 from paceline.layout import Layout
-from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason, constraints_of
+from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.formulas.memory import DeviceMemory
 from paceline.planner.formulas.placement import DtypeSizes
 from paceline.planner.formulas.simulation import Timeline
@@ -62,6 +62,7 @@ class CostModel(ABC):
     unit: str = "samples"
     units_per_sample: float = 1.0
     assumptions: tuple[str, ...] = ()
+    constraints: LayoutConstraints = field(default_factory=LayoutConstraints)
 
     wording: ClassVar[PlanWording] = PlanWording()
 
@@ -95,23 +96,18 @@ class CostModel(ABC):
     def layout_name(self, price: PricedLayout) -> str:
         """Name what tells a row of the plan from others, in few columns."""
 
-    def constraints(self, spec: RunSpec) -> LayoutConstraints:
-        return constraints_of(spec)
-
     @abstractmethod
     def layout(self, spec: RunSpec) -> Layout: ...
 
     @abstractmethod
-    def families(
-        self, devices: int, cluster: Cluster, constraints: LayoutConstraints
-    ) -> Iterator[Layout | RejectedFamily]:
+    def families(self, devices: int, cluster: Cluster) -> Iterator[Layout | RejectedFamily]:
         """Yield one layout of each family on that many devices, and the families that are impossible."""
 
     @abstractmethod
-    def members(self, family: Layout, constraints: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
+    def members(self, family: Layout, offload: bool) -> Iterator[list[Layout]]:
         """Yield the layouts of a family in lists, each from the one that needs the most memory to the least."""
 
-    def schedules(self, layout: Layout, constraints: LayoutConstraints) -> Iterator[Layout]:
+    def schedules(self, layout: Layout) -> Iterator[Layout]:
         """Yield variants of a layout that need as much memory."""
         yield layout
 
@@ -197,22 +193,17 @@ class PassCostModel(CostModel):
     wording: ClassVar[PlanWording] = PlanWording(step="pass", total="fit", durations=True, several_layouts=False)
     model: ClassVar[str]  # what is fitted, with its article
 
-    def constraints(self, spec: RunSpec) -> LayoutConstraints:
-        return LayoutConstraints()
-
     def layout(self, spec: RunSpec) -> Layout:
         return split_rows(self.global_batch, spec.parallel.ranks)
 
-    def families(
-        self, devices: int, cluster: Cluster, constraints: LayoutConstraints
-    ) -> Iterator[Layout | RejectedFamily]:
+    def families(self, devices: int, cluster: Cluster) -> Iterator[Layout | RejectedFamily]:
         if devices > self.global_batch:
             name, facts = f"{devices} data-parallel ranks", {"batch": self.global_batch, "ranks": devices}
             yield RejectedFamily(devices, name, RejectReason.NO_SAMPLE, facts)
         else:
             yield split_rows(self.global_batch, devices)
 
-    def members(self, family: Layout, constraints: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
+    def members(self, family: Layout, offload: bool) -> Iterator[list[Layout]]:
         if not offload:
             yield [family]
 

@@ -12,7 +12,7 @@ from paceline.hardware.failures import ExpectedRun, FailureModel, expect_run, re
 from paceline.io.arguments import option_error
 from paceline.io.table import Tabular
 from paceline.planner.advice import explain_misfit
-from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
+from paceline.planner.candidates import PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.links import LinkLimits, find_link_limits
@@ -42,7 +42,6 @@ class Plan(Tabular):
     spec: RunSpec
     cost_model: CostModel
     target: TargetCluster
-    constraints: LayoutConstraints
     rates: HourlyRates
     base: PricedLayout | None
     """Which speed-ups are counted from: the fewest devices that hold the run; None if none do."""
@@ -201,20 +200,18 @@ def plan(
     if wrong := [n for n in devices if not 1 <= n <= MAX_DEVICES]:
         raise option_error("--devices", f"{wrong[0]} devices are not possible; give 1 to {MAX_DEVICES}")
     counts = sorted(set(devices)) or _choose_device_counts(target, cost_model)
-    constraints = cost_model.constraints(spec)
     whole = target
     if counts[-1] > target.devices and not target.shared:
         nodes = -(-counts[-1] // target.whole.per_node)
         whole = replace(target, whole=replace(target.whole, nodes=nodes))
-    found, impossible = _search_counts(cost_model, whole, counts, constraints)
-    base = _find_base(cost_model, whole, constraints, found)
+    found, impossible = _search_counts(cost_model, whole, counts)
+    base = _find_base(cost_model, whole, found)
     requirements = requirements or Requirements()
     requirements.check_answerable(cost_model.steps is not None, rates.usd is not None)
     return Plan(
         spec=spec,
         cost_model=cost_model,
         target=target,
-        constraints=constraints,
         rates=rates,
         base=base,
         rows=tuple(
@@ -244,21 +241,20 @@ def _choose_device_counts(target: TargetCluster, cost_model: CostModel) -> list[
     return sorted(counts)
 
 
-def _find_base(
-    cost_model: CostModel, target: TargetCluster, constraints: LayoutConstraints, found: Sequence[SearchResult]
-) -> PricedLayout | None:
+def _find_base(cost_model: CostModel, target: TargetCluster, found: Sequence[SearchResult]) -> PricedLayout | None:
     """Find the fewest devices that hold the run with its states on them, else in host memory.
 
     All doublings are tried besides the numbers asked for, so that a row does not depend on the others.
     """
     if not any(one.chosen for one in found):
         return None
-    known = {one.devices: one for one in found}
-    on_device = replace(constraints, offload=False) if constraints.offload is None else constraints
-    for offload, allowed in ((False, on_device), (True, constraints)):
+    known, fixed, on_device = {one.devices: one for one in found}, cost_model.constraints, cost_model
+    if fixed.offload is None:
+        on_device = replace(cost_model, constraints=replace(fixed, offload=False))
+    for offload, model in ((False, on_device), (True, cost_model)):
         for n in sorted({*known, *(1 << k for k in range(target.devices.bit_length()))}):
             try:
-                tried = (known.get(n) or search_layouts(cost_model, n, target.at(n), allowed)).chosen
+                tried = (known.get(n) or search_layouts(model, n, target.at(n))).chosen
             except UserError:  # not whole nodes
                 continue
             if tried is not None and tried.layout.offload <= offload:
@@ -267,7 +263,7 @@ def _find_base(
 
 
 def _search_counts(
-    cost_model: CostModel, target: TargetCluster, counts: list[int], constraints: LayoutConstraints
+    cost_model: CostModel, target: TargetCluster, counts: list[int]
 ) -> tuple[list[SearchResult], list[RejectedFamily]]:
     found, impossible = [], []
     for n in counts:
@@ -276,7 +272,7 @@ def _search_counts(
         except UserError as error:
             impossible.append(RejectedFamily(n, f"{n} devices", RejectReason.NO_SUCH_CLUSTER, {"error": str(error)}))
             continue
-        found.append(search_layouts(cost_model, n, where, constraints))
+        found.append(search_layouts(cost_model, n, where))
     if not found:
         raise UserError(impossible[0].reason, code="invalid-value", key="--devices")
     return found, impossible

@@ -9,7 +9,6 @@ from paceline.io.format import duration, percent, size
 from paceline.layout import Layout
 from paceline.planner.candidates import (
     SEARCHED_STRATEGIES,
-    LayoutConstraints,
     PricedLayout,
     RejectedFamily,
     RejectReason,
@@ -59,20 +58,18 @@ class SearchResult:
         return ""
 
 
-def search_layouts(
-    cost_model: CostModel, devices: int, where: PricedCluster, constraints: LayoutConstraints
-) -> SearchResult:
-    search = _Search(cost_model, where, constraints)
+def search_layouts(cost_model: CostModel, devices: int, where: PricedCluster) -> SearchResult:
+    search, offload = _Search(cost_model, where), cost_model.constraints.offload
     tried: list[PricedLayout | RejectedFamily] = []
     families: list[Layout] = []
-    for family in cost_model.families(devices, where.cluster, constraints):
+    for family in cost_model.families(devices, where.cluster):
         if isinstance(family, RejectedFamily):
             tried.append(family)
             continue
         families.append(family)
         if not family.offload:
-            tried += search.best_of(family, bool(constraints.offload))
-    if constraints.offload is None and not any(isinstance(one, PricedLayout) for one in tried):
+            tried += search.best_of(family, bool(offload))
+    if offload is None and not any(isinstance(one, PricedLayout) for one in tried):
         tried += [one for family in families for one in search.best_of(family, True)]
     best = sorted((one for one in tried if isinstance(one, PricedLayout)), key=lambda p: p.step_s)
     fit = {family_name(p.layout) for p in best}
@@ -84,16 +81,15 @@ def search_layouts(
 class _Search:
     cost_model: CostModel
     where: PricedCluster
-    constraints: LayoutConstraints
 
     def best_of(self, family: Layout, offload: bool) -> list[PricedLayout | RejectedFamily]:
         """Return the fastest member of a family that fits, or why none does; nothing if it has no members."""
         found: PricedLayout | None = None
         hungry: PricedLayout | None = None  # fits on the device, but not into the host memory
         least: tuple[float, Layout] | None = None
-        for layouts in self.cost_model.members(family, self.constraints, offload):
+        for layouts in self.cost_model.members(family, offload):
             for layout in _select_fitting(layouts, self._fits_device)[:TRIED_BATCH_SIZES]:
-                for variant in self.cost_model.schedules(layout, self.constraints):
+                for variant in self.cost_model.schedules(layout):
                     priced = self.cost_model.price(variant, self.where)
                     if priced.host_over_bytes > 0:
                         hungry = min(filter(None, (hungry, priced)), key=lambda p: p.host_over_bytes)

@@ -154,7 +154,7 @@ def _list_conditions(plan: Plan) -> Iterator[str]:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if target.note:
         yield target.note
-    if fixed := plan.constraints.describe():
+    if fixed := plan.cost_model.constraints.describe():
         yield f"Fixed by the run file: {fixed}"
     yield from (f"assumed: {text}" for text in plan.cost_model.assumptions)
     offloaded = [row.price for row in plan.rows if row.price.layout.offload]
@@ -215,7 +215,7 @@ def _list_impossible(plan: Plan) -> Iterator[str]:
     """List numbers of devices without a row, and why."""
     for found in plan.misfits:
         near = min(found.rejected, key=lambda r: r.over_bytes or 1e30, default=None)
-        text = f"{near.family}: {near.reason}" if near else f"no layout has {plan.constraints.describe()}"
+        text = f"{near.family}: {near.reason}" if near else f"no layout has {plan.cost_model.constraints.describe()}"
         yield f"{found.devices:,}: {text}"
     for rejected in plan.impossible:
         yield f"{rejected.devices:,}: {rejected.reason}"

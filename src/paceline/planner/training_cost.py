@@ -15,11 +15,11 @@ from paceline.layout import ZERO_STAGES, Layout, layout_of
 from paceline.planner.advice import advise_training
 from paceline.planner.candidates import (
     UNKNOWN,
-    LayoutConstraints,
     LayoutSpace,
     PricedLayout,
     RejectedFamily,
     SplitOptions,
+    constraints_of,
     family_name,
     name_situation,
 )
@@ -134,6 +134,7 @@ class TrainingCostModel(CostModel):
             "steps": steps_of(spec.train, samples),
             "samples": samples,
             "train": spec.train,
+            "constraints": constraints_of(spec),
             "reduction": Reduction(cast(Any, spec.parallel.reduce), spec.parallel.local_steps),
             "flat_buckets": spec.parallel.engine == "deepspeed",
         }
@@ -184,28 +185,34 @@ class TrainingCostModel(CostModel):
     def layout(self, spec: RunSpec) -> Layout:
         return layout_of(spec)
 
-    def families(
-        self, devices: int, cluster: Cluster, constraints: LayoutConstraints
-    ) -> Iterator[Layout | RejectedFamily]:
-        fp8 = self.numbers.matmul == "fp8"
-        batch = self.global_batch
-        return LayoutSpace(self.workload, batch, self.splits, fp8, devices, cluster, constraints).families()
+    def families(self, devices: int, cluster: Cluster) -> Iterator[Layout | RejectedFamily]:
+        fp8, fixed = self.numbers.matmul == "fp8", self.constraints
+        return LayoutSpace(self.workload, self.global_batch, self.splits, fp8, devices, cluster, fixed).families()
 
-    def members(self, family: Layout, constraints: LayoutConstraints, offload: bool) -> Iterator[list[Layout]]:
+    def members(self, family: Layout, offload: bool) -> Iterator[list[Layout]]:
         """Yield, for each way to recompute, the layouts from the largest micro-batch to the smallest."""
         if offload and ZERO_STAGES[family.strategy] < 2:
             return
         usual = CHECKPOINTING if self.splits.recomputes else CHECKPOINTING[:1]
-        fixed = constraints.activation_checkpointing
+        fixed = self.constraints.activation_checkpointing
         for checkpointing in usual if fixed is None else (fixed,):
             kind = replace(family, checkpointing=checkpointing, offload=offload)
-            yield [replace(kind, micro_batch=size) for size in _list_micro_batches(kind, constraints)]
+            yield [replace(kind, micro_batch=size) for size in self._list_micro_batches(kind)]
 
-    def schedules(self, layout: Layout, constraints: LayoutConstraints) -> Iterator[Layout]:
+    def _list_micro_batches(self, layout: Layout) -> list[int]:
+        per_rank = math.ceil(layout.global_batch / layout.data)
+        sizes = [max(1, per_rank // layout.pipeline) if layout.pipeline > 1 else per_rank]
+        if self.constraints.micro_batch is not None:
+            return [min(self.constraints.micro_batch, sizes[0])]
+        while sizes[-1] > 1:
+            sizes.append(-(-sizes[-1] // 2))
+        return sizes
+
+    def schedules(self, layout: Layout) -> Iterator[Layout]:
         """Yield a pipeline with one stage per rank, then with two, which makes the bubble smaller."""
         yield layout
         whole = self.splits.layers % (2 * layout.pipeline) == 0 and not self.splits.inferred
-        if layout.pipeline > 1 and constraints.schedule is None and whole:
+        if layout.pipeline > 1 and self.constraints.schedule is None and whole:
             yield replace(layout, schedule="interleaved")
 
     def overrides(self, layout: Layout) -> dict[str, Any]:
@@ -392,15 +399,3 @@ class TrainingCostModel(CostModel):
         kind = DTYPE_SIZES[DTYPE_NAMES[precision]]
         numbers = replace(kind, state_bytes=self.numbers.state_bytes, gathered_bytes=kind.weight_bytes)
         return replace(self, numbers=numbers, train=self.train.model_copy(update={"precision": precision}))
-
-
-def _list_micro_batches(layout: Layout, constraints: LayoutConstraints) -> list[int]:
-    per_rank = math.ceil(layout.global_batch / layout.data)
-    size = max(1, per_rank // layout.pipeline) if layout.pipeline > 1 else per_rank
-    if constraints.micro_batch is not None:
-        return [min(constraints.micro_batch, size)]
-    sizes = [size]
-    while size > 1:
-        size = -(-size // 2)
-        sizes.append(size)
-    return sizes

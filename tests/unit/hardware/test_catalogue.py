@@ -77,8 +77,7 @@ def test_a_device_without_a_rate_runs_at_the_next_one():
 
 def test_resizing_keeps_whole_nodes():
     c = parse_cluster("4x8xA100")
-    assert (c.resized(4).nodes, c.resized(4).per_node) == (1, 4)
-    assert (c.resized(64).nodes, c.resized(64).per_node) == (8, 8)
+    assert [(c.resized(n).nodes, c.resized(n).per_node) for n in (4, 64)] == [(1, 4), (8, 8)]
     with pytest.raises(UserError, match="try 8 or 16"):
         c.resized(12)
     with pytest.raises(UserError, match="1 or more"):

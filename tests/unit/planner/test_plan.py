@@ -125,12 +125,6 @@ def test_spot_devices_are_paid_for_if_asked_for(lm_file, ask):
 # ── the command
 
 
-def test_the_last_words_apply_the_plan(ask, lm_file):
-    _, out, _ = ask(lm_file, "--cluster", "8xH100", "--devices", "8")
-    words = re.findall(r"parallel\.\w+=\w+", out.split("\n\n")[0])
-    assert paceline.load(lm_file, words).parallel.ranks == 8
-
-
 def test_json_holds_every_term(ask, lm_file, tmp_path):
     code, out, _ = ask(lm_file, "--cluster", "8xH100", "--devices", "4,8", "--json", "--out", tmp_path / "out")
     values = json.loads(out)

@@ -1,10 +1,6 @@
 """A measured machine or device: fits of made-up measurements, plans that use them, and probes on a core."""
 
-import json
 import math
-import re
-import shutil
-import subprocess
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -140,28 +136,6 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
     assert ring > 1e5
     assert len(calibrate.build_calibration_table(path).rows) == 2
     assert plan(docstrings(), "local", [1, 2], calibration=path).chosen is not None
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_the_demo_calibrates_before_it_plans_and_plans_with_that(file, monkeypatch, tmp_path, ask):
-    """The commands are those of the Makefile; what it would measure is made up."""
-    dry = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    commands = [words.split() for words in re.findall(r"^\S*/paceline (.+)$", dry, re.MULTILINE)]
-    verbs = [verb for verb, *_ in commands]
-    assert verbs.count("calibrate") == verbs.count("plan") == 1
-    assert verbs.index("calibrate") < verbs.index("plan") < verbs.index("measure")
-    calibrates, plans, measures = (dict(zip(verbs, commands, strict=True))[v] for v in ("calibrate", "plan", "measure"))
-    ranks = calibrates[calibrates.index("--ranks") + 1]
-    assert ranks == plans[plans.index("--devices") + 1] == measures[measures.index("--ranks") + 1]
-    assert "--out" not in calibrates, "a plan looks for it in the usual place"
-    monkeypatch.setenv("HOME", str(tmp_path))
-    default_calibration_path().parent.mkdir(parents=True)
-    file.rename(default_calibration_path())
-    monkeypatch.chdir(ROOT)
-    if not resolve_target("local").shared:
-        pytest.skip("this machine has devices of the catalogue")
-    planned = json.loads(ask(*plans, "--json").out)
-    assert planned["cluster"]["calibration"] == str(default_calibration_path())
 
 
 def test_the_use_of_a_calibration_is_described(monkeypatch, tmp_path):

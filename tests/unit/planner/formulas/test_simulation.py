@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 
 from paceline.layout import Layout
-from paceline.planner.candidates import LayoutConstraints
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.formulas.placement import Placement
 from paceline.planner.formulas.simulation import order_passes, simulate_step
@@ -29,10 +28,9 @@ def draw_step(rng):
     cost_model = replace(build_lm(preset), global_batch=ranks * rng.choice([1, 2, 4, 8, 16, 32]))
     device = rng.choice(["H100", "A100", "V100-SXM2-32GB"])
     where = resolve_target(f"{max(1, ranks // 8)}x{min(ranks, 8)}x{device}").at(ranks)
-    free = LayoutConstraints()
-    families = [f for f in cost_model.families(ranks, where.cluster, free) if isinstance(f, Layout) and not f.offload]
-    layouts = [one for members in cost_model.members(rng.choice(families), free, False) for one in members]
-    layout = rng.choice(list(cost_model.schedules(rng.choice(layouts), free)))
+    families = [f for f in cost_model.families(ranks, where.cluster) if isinstance(f, Layout) and not f.offload]
+    layouts = [one for members in cost_model.members(rng.choice(families), False) for one in members]
+    layout = rng.choice(list(cost_model.schedules(rng.choice(layouts))))
     if layout.pipeline > 1 and rng.random() < 0.3:
         layout = replace(layout, schedule="gpipe")
     return cost_model._step_pricer(layout, where)
