@@ -85,29 +85,28 @@ class _Search:
     def best_of(self, family: Layout, offload: bool) -> list[PricedLayout | RejectedFamily]:
         """Return the fastest member of a family that fits, or why none does; nothing if it has no members."""
         found: PricedLayout | None = None
-        hungry: PricedLayout | None = None  # fits on the device, but not into the host memory
-        least: tuple[float, Layout] | None = None
+        hungry: list[PricedLayout] = []  # fit on the device, but not into the host memory
+        smallest: list[Layout] = []
         for layouts in self.cost_model.members(family, offload):
             for layout in _select_fitting(layouts, self._fits_device)[:TRIED_BATCH_SIZES]:
                 for variant in self.cost_model.schedules(layout):
                     priced = self.cost_model.price(variant, self.where)
                     if priced.host_over_bytes > 0:
-                        hungry = min(filter(None, (hungry, priced)), key=lambda p: p.host_over_bytes)
+                        hungry.append(priced)
                     elif priced.fits and (found is None or _is_better(priced, found)):
                         found = priced
             if found is not None and not found.tight and layouts and self._fits_device(layouts[0]):
                 break  # every batch fits: recomputation can only take longer
-            if found is None and layouts:
-                smallest = (self._held_bytes(layouts[-1]), layouts[-1])
-                least = min(filter(None, (least, smallest)), key=lambda one: one[0])
+            smallest += layouts[-1:]
         if found is not None:
             return [found]
-        if hungry is not None:
-            facts = {"needed_bytes": hungry.host_node_bytes, "capacity_bytes": hungry.where.cluster.host_bytes}
-            return [RejectedFamily.of(hungry, RejectReason.HOST_MEMORY, hungry.host_over_bytes, **facts)]
-        if least is None:
+        if hungry:
+            nearest = min(hungry, key=lambda p: p.host_over_bytes)
+            facts = {"needed_bytes": nearest.host_node_bytes, "capacity_bytes": self.where.cluster.host_bytes}
+            return [RejectedFamily.of(nearest, RejectReason.HOST_MEMORY, nearest.host_over_bytes, **facts)]
+        if not smallest:
             return []
-        nearest = self.cost_model.price(least[1], self.where)
+        nearest = self.cost_model.price(min(smallest, key=self._held_bytes), self.where)
         code = RejectReason.MEMORY_OFFLOADED if offload else RejectReason.MEMORY
         return [RejectedFamily.of(nearest, code, nearest.over_bytes, term=nearest.memory.largest_term())]
 

@@ -106,22 +106,22 @@ def _resolve_local(file: str | Path | None) -> TargetCluster:
     """Take this machine's CUDA devices if it has any, else its cores, as calibrated or by rule of thumb."""
     gpus, found = list_gpu_names(), _read_calibration_if_any(file)
     gpu = found.gpu if found is not None else None
+    here = match_driver_name(gpus[0]) if gpus else None
     notes = []
     if found is not None and gpu is not None:
-        same = bool(gpus) and gpu.name == gpus[0]
-        same |= bool(gpus) and match_driver_name(gpu.name) == match_driver_name(gpus[0]) is not None
+        known = match_driver_name(gpu.name)
+        same = gpus[:1] == [gpu.name] or (known is not None and known == here)
         if same or (not gpus and file is not None):
-            if (known := match_driver_name(gpu.name)) is None:  # links and power were not measured
+            if known is None:  # links and power were not measured
                 problem = f"links and power of {gpu.name} are not in the catalogue; add them with  catalogue: mine.csv"
                 raise option_error("--calibration", f"{problem}  in a cluster file", "unknown-name")
             return _local_gpus(max(1, len(gpus)), known.name, found)
         unseen = "no GPU can be seen here; --calibration with that file plans it"
-        here = f"this machine has {gpus[0]}" if gpus else unseen
-        notes.append(f"calibration of {gpu.name} not used ({found.file}): {here}")
+        seen = f"this machine has {gpus[0]}" if gpus else unseen
+        notes.append(f"calibration of {gpu.name} not used ({found.file}): {seen}")
     if gpus and (file is None or gpu is not None):
-        known = match_driver_name(gpus[0])
-        if known is not None:
-            return _local_gpus(len(gpus), known.name, note="; ".join(notes))
+        if here is not None:
+            return _local_gpus(len(gpus), here.name, note="; ".join(notes))
         notes.append(f"{gpus[0]} is not in the catalogue, so this plans the cores")
     note = "; ".join(notes)
     if found is not None and found.measured:

@@ -51,8 +51,6 @@ def render_plan_page(plans: Sequence[Plan], ask: PlanFn, command: list[str]) -> 
     page: str = compile_template(html).render(
         plan=first,
         sources=[plan.target.whole.device for plan in plans],
-        assumptions=first.cost_model.assumptions,
-        fixed=first.cost_model.constraints.describe(),
         steps=[build_lanes(plan) for plan in plans if plan.timeline],
         data=Markup(dump_page_data(data)),
         script=Markup(script),
