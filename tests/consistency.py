@@ -13,15 +13,9 @@ from rich.console import Console
 from paceline.cli.measure import render_measurement
 from paceline.config import build_spec
 from paceline.io.files import to_flat, write_json
+from paceline.measurement import rows as limits
 from paceline.measurement.result import FORMAT, build_measurement
-from paceline.measurement.rows import (
-    LEAST_EFFICIENCY,
-    LEAST_GAIN,
-    BatchLayout,
-    combine_repeats,
-    drop_failed,
-    share_cores,
-)
+from paceline.measurement.rows import BatchLayout, combine_repeats, drop_failed, share_cores
 from paceline.measurement.run_times import read_run_times
 from paceline.measurement.verdict import RankChoice, decide_ranks
 from paceline.reports.charts import build_charts
@@ -66,8 +60,7 @@ def run_files(draw, presets=()):
     """A run file of the classifier or of the language model, small or of a known size."""
     workload, preset = draw(st.sampled_from(["classifier", "lm"])), draw(st.sampled_from([None, *presets]))
     model = {"width": draw(st.sampled_from([64, 128, 256])), "layers": draw(st.integers(1, 4))}
-    if workload == "lm" and preset:
-        model = {"preset": preset}
+    model = {"preset": preset} if workload == "lm" and preset else model
     data = {"source": "docstrings"} if workload == "classifier" else {}
     train = {"steps": draw(st.integers(10, 5000)), "global_batch": draw(st.sampled_from([16, 64, 256]))}
     train["precision"] = draw(st.sampled_from(["fp32", "bf16"]))
@@ -199,17 +192,17 @@ def check_choice(contents, found, chosen: set[str]) -> None:
     """One decision: the marked row and the large number on top are of the same."""
     decision, rows = decide_ranks(found.rows), {row.label: row for row in drop_failed(found.rows)}
     assert {value for name, value, _ in build_tiles(contents) if name == "recommended"} == chosen
-    worth = [row for row in rows.values() if share_cores(rows.values()) or row.efficiency >= LEAST_EFFICIENCY]
+    worth = [row for row in rows.values() if share_cores(rows.values()) or row.efficiency >= limits.LEAST_EFFICIENCY]
     match decision.choice:
         case RankChoice.TAKE:
             row = decision.row
             assert chosen == {row.label}
             assert row in worth
-            assert row.speedup >= LEAST_GAIN
+            assert row.speedup >= limits.LEAST_GAIN
             assert 1 < row.scaling.speedup_low <= row.speedup <= row.scaling.speedup_high
         case RankChoice.STAY:
             assert chosen == {"1 rank"}
-            assert max(row.speedup for row in worth) <= LEAST_GAIN
+            assert max(row.speedup for row in worth) <= limits.LEAST_GAIN
         case RankChoice.UNDECIDED | RankChoice.IMPOSSIBLE:
             assert not chosen
     check_possible(found, decision)

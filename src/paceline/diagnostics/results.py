@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunSpec
+from paceline.config.registry import describe_error
 from paceline.launch.environment import SINGLE_RANK, RankInfo
 
 ALL_NODES = "all nodes"
@@ -75,6 +76,6 @@ def run_checks(checks: Mapping[str, Sequence[Check]], context: CheckContext, hos
             found += check(context)
         except Exception as error:  # drivers and file systems fail in many ways
             name = check.__name__.removeprefix("check_").replace("_", " ")
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            found.append(CheckResult(topic, name, f"could not be checked: {reason}", verdict=Health.LOOK))
+            problem = f"could not be checked: {describe_error(error)[:200]}"
+            found.append(CheckResult(topic, name, problem, verdict=Health.LOOK))
     return [replace(finding, host=finding.host or host) for finding in found]

@@ -246,7 +246,12 @@ class LayoutConstraints:
     written: tuple[tuple[str, Any], ...] = field(default=(), compare=False)  # the same as the run file has them
 
     def describe(self) -> str:
-        return " ".join(f"parallel.{name}={str(value).lower()}" for name, value in self.written)
+        return format_words({f"parallel.{name}": value for name, value in self.written})
+
+
+def format_words(values: Mapping[str, Any]) -> str:
+    """Format dotted values as they are typed."""
+    return " ".join(f"{key}={str(value).lower()}" for key, value in values.items())
 
 
 def constraints_of(spec: RunSpec) -> LayoutConstraints:

@@ -146,7 +146,7 @@ class Comparison(Tabular):
         room = percent(facts["memory_bytes"] / facts["capacity_bytes"])
         return {
             "epoch": "-" if epoch_s is None else format_short_duration(epoch_s),
-            "total": "-" if row.hours is None else format_run_time(row.hours),
+            "total": format_run_time(row.hours),
             "step": format_short_duration(row.price.step_s),
             "speed-up": format_multiple(self.clusters[0].row.run_s / row.run_s),
             "util.": percent(facts["utilisation"]),

@@ -21,7 +21,7 @@ from paceline.io.files import read_text
 from paceline.io.format import duration
 from paceline.io.html_page import compile_template
 from paceline.layout import ZERO_STAGES, layout_of
-from paceline.planner.candidates import PROCESS_BYTES, family_name, split_axes
+from paceline.planner.candidates import PROCESS_BYTES, family_name, format_words, split_axes
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 from paceline.runlog.jobs import ATTEMPTS
@@ -49,7 +49,7 @@ def build_launch_files(plan: Plan, run_file: Path, kind: str, words: Sequence[st
         raise option_error("--emit", f"nothing to launch: {' '.join(plan.advice)}", "does-not-fit")
     overrides = plan.overrides()
     own = [word for word in words if word.partition("=")[0] not in overrides]
-    chosen = [f"{key}={str(value).lower()}" for key, value in overrides.items()]
+    chosen = format_words(overrides).split()
     files: dict[str, str] = getattr(LaunchWriter(plan, plan.chosen, run_file, (*own, *chosen)), kind)()
     return files
 

@@ -1,10 +1,8 @@
 """Facts that cost models are built from: frozen parameters of a model, lengths of labelled texts."""
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import translate
 from typing import TYPE_CHECKING
 
 from paceline.config import ParameterGroup
@@ -33,6 +31,8 @@ def apply_frozen_groups(
         return blocks
     import torch
 
+    from paceline.parallel.parameters import ParameterGroups
+
     embedding, layer, head = blocks
     if layer.repeat > MAX_LAYERS:  # a run file may ask for any number
         message = f"train.groups: {layer.repeat:,} layers are too many for a plan; give {MAX_LAYERS:,} or fewer"
@@ -40,12 +40,10 @@ def apply_frozen_groups(
     with torch.device("meta"):
         model = build()
     repeated = {id(p) for block in find_repeated_layers(model) for p in block.parameters()}
-    held, place = [0, 0, 0], 0
-    patterns = [(re.compile(translate(pattern)), group) for pattern, group in groups.items()]
+    held, place, rules = [0, 0, 0], 0, ParameterGroups(groups)
     for name, parameter in model.named_parameters():
         place = 1 if id(parameter) in repeated else 2 if place else 0
-        first = next((group for pattern, group in patterns if pattern.match(name)), None)
-        held[place] += parameter.numel() if first is not None and first.frozen else 0
+        held[place] += parameter.numel() * rules[rules.pattern(name)].frozen
     shares = (held[0], held[1] / layer.repeat, held[2])
     return tuple(
         replace(block, frozen_params=max(block.frozen_params, float(share)))

@@ -9,7 +9,7 @@ from paceline.hardware.failures import describe_interval, expect_run
 from paceline.io.format import format_short_duration, number, percent, size, wrap_lines
 from paceline.io.table import Column, Table
 from paceline.planner.advice import describe_base
-from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name
+from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name, format_words
 from paceline.planner.cost_model import PlanWording
 from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.plan import Plan
@@ -33,8 +33,10 @@ def format_cell_amount(value: float | None) -> str:
     return f"{value:.2g}" if value < 0.095 else f"{value:.2f}" if value < 99.95 else f"{value:,.0f}"
 
 
-def format_run_time(hours: float) -> str:
-    """Format the length of a run as people say it: 12.3 s, 23.9 min, 31 h, 4.2 days."""
+def format_run_time(hours: float | None) -> str:
+    """Format the length of a run as people say it: 12.3 s, 23.9 min, 31 h, 4.2 days; "-" if it is not known."""
+    if hours is None:
+        return "-"
     if hours >= 36:
         return f"{number(hours / 24, 3)} days"
     return format_short_duration(3600 * hours)
@@ -48,8 +50,7 @@ def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
         yield from wrap_lines(line, "→ ")
     yield from (line for text in _describe_failures(plan, verbose) for line in wrap_lines(text, "→ "))
     if plan.chosen is not None:
-        words = " ".join(f"{key}={str(value).lower()}" for key, value in plan.overrides().items())
-        yield from wrap_lines(words, "  ")
+        yield from wrap_lines(format_words(plan.overrides()), "  ")
     yield ""
     if plan.rows:
         yield _build_device_table(plan)

@@ -13,15 +13,8 @@ import yaml
 import paceline
 from paceline.cli.main import build_parser
 from paceline.layout import layout_of
-from paceline.planner.emit import (
-    HERE_CODE,
-    REQUEUE_CODE,
-    BatchJob,
-    build_batch_script,
-    build_launch_files,
-    to_dns_name,
-    to_skypilot_name,
-)
+from paceline.planner import emit
+from paceline.planner.emit import HERE_CODE, REQUEUE_CODE, BatchJob, build_batch_script, build_launch_files
 from paceline.planner.plan import plan
 from paceline.trainer.engines import accelerate_config, deepspeed_config
 from results import expect_error
@@ -247,6 +240,6 @@ def test_what_the_run_reads_is_named_as_the_machines_see_it(tmp_path, text, pod,
 
 
 def test_names_become_what_others_can_take():
-    assert [to_dns_name(name) for name in ("LM_7.b", "7b", "a" * 90, "x-")] == ["lm-7-b", "run-7b", "a" * 40, "x"]
+    assert [emit.to_dns_name(name) for name in ("LM_7.b", "7b", "a" * 90, "x-")] == ["lm-7-b", "run-7b", "a" * 40, "x"]
     names = {"A100-SXM4-40GB": "A100", "V100-SXM2-32GB": "V100-32GB", "H100-SXM5-80GB": "H100", "RTX-3090": "RTX3090"}
-    assert {name: to_skypilot_name(name) for name in names} == names
+    assert {name: emit.to_skypilot_name(name) for name in names} == names

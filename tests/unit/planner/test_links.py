@@ -48,14 +48,11 @@ def test_published_slow_downs_follow_from_the_links(words, tokens, published):
     assert slow.links.bytes_s < slow.links.break_even_bytes_s < assumed.links.bytes_s
 
 
-def test_at_the_break_even_devices_are_as_fast_as_one():
+def test_at_the_break_even_devices_are_as_fast_as_one_and_some_runs_have_none():
     found = four(LARGE, 256, "4xV100@pcie").links
     rate = found.break_even_bytes_s / GPU_PHYSICS.link_efficiency / 1e9
     assert four(LARGE, 256, f"4xV100@{rate}GB/s").rows[-1].speedup == pytest.approx(1, rel=0.01)
     assert four(LARGE, 256, f"4xV100@{16 / 4}GB/s").rows[-1].speedup == pytest.approx(found.slow_speedup)
-
-
-def test_one_device_has_no_links_and_some_runs_no_break_even():
     assert plan(paceline.load(AGNEWS, USUAL), "1xV100").links is None
     assert four(["train.compile=auto", "train.precision=fp16"], 48, "4xV100@pcie").links.break_even_bytes_s is None
 

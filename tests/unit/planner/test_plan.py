@@ -102,7 +102,7 @@ def test_if_nothing_fits_there_is_nothing_to_apply(lm_file, ask):
     assert "✗" in out
 
 
-def test_the_spot_price_of_the_catalogue_goes_with_its_price_alone(lm_file):
+def test_the_spot_price_of_the_catalogue_goes_with_its_price_alone_and_is_paid_if_asked_for(lm_file, ask):
     spec = paceline.load(lm_file)
     assert plan(spec, "8xH100", [8]).rates == HourlyRates(3.99, 2.15)
     assert plan(spec, "8xH100", [8], price=1.0).rates == HourlyRates(1.0, None)
@@ -111,9 +111,6 @@ def test_the_spot_price_of_the_catalogue_goes_with_its_price_alone(lm_file):
     assert row.spot_usd == pytest.approx(row.cost_usd / 2)
     assert plan(spec, "8xH100", [8], price=0).rows[0].cost_usd == 0
     assert plan(spec, "8xA10", [8]).rows[0].cost_usd is None
-
-
-def test_spot_devices_are_paid_for_if_asked_for(lm_file, ask):
     where = (lm_file, "--cluster", "8xH100")
     usual, spot = (json.loads(ask(*where, "--json", *more)[1])["rows"][-1] for more in ((), ("--spot",)))
     assert spot["cost_usd"] == pytest.approx(usual["spot_usd"])
@@ -164,12 +161,9 @@ def test_ranks_that_could_share_a_device_are_mentioned(lm_file, ask):
     assert "backend=gloo" not in ask(lm_file, "--cluster", "2xH100")[1]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "more"),
-    [(["strategy=fsdp", "offload=false"], True), (["strategy=zero1"], False), (["strategy=ddp"], False)],
-)
-def test_more_devices_are_advised_only_where_they_divide_what_does_not_fit(overrides, more):
-    spec = paceline.load(ROOT / "recipes/lm_7b.yaml", [f"parallel.{word}" for word in overrides])
+@pytest.mark.parametrize(("strategy", "more"), [("fsdp", True), ("zero1", False), ("ddp", False)])
+def test_more_devices_are_advised_only_where_they_divide_what_does_not_fit(strategy, more):
+    spec = paceline.load(ROOT / "recipes/lm_7b.yaml", [f"parallel.strategy={strategy}", "parallel.offload=false"])
     found = paceline.plan(spec, cluster="2xV100-SXM2-16GB")
     assert not found.rows
     assert any("more devices" in line for line in explain_misfit(found)) == more

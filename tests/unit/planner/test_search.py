@@ -97,20 +97,16 @@ def test_layouts_that_are_not_possible_are_rejected():
 def test_the_run_file_constrains_the_search():
     spec = lm(parallel={"strategy": "zero3", "activation_checkpointing": "full", "micro_batch": 2})
     assert constraints_of(spec) == LayoutConstraints(strategy="fsdp", activation_checkpointing="full", micro_batch=2)
-    found = plan(spec, "8xH100", [8])
-    assert {p.layout.strategy for p in found.rows[0].found.prices} == {"fsdp"}
-    assert found.chosen.price.layout.checkpointing == "full"
+    assert {p.layout.strategy for p in plan(spec, "8xH100", [8]).rows[0].found.prices} == {"fsdp"}
     assert constraints_of(lm(parallel="auto")) == LayoutConstraints()
     written = "parallel.strategy=zero3 parallel.micro_batch=2 parallel.activation_checkpointing=full"
     assert constraints_of(spec).describe() == written
     assert constraints_of(lm(parallel={"reduce": "bf16"})).describe() == "parallel.reduce=bf16"
-    assert constraints_of(lm(parallel="auto")).describe() == ""
 
 
 @pytest.mark.parametrize(
     ("spec", "where"),
     [
-        (lm(), "2x8xH100"),
         (lm(batch=1024), "8x8xA100"),
         (lm("1b"), "4x24GB"),
         (lm("tiny", 64, 128), "2x2xCPU+1Gb"),
@@ -170,10 +166,8 @@ def test_a_step_is_recorded_where_training_records_it(workload, precision, optim
     train = {"steps": 10**7, "global_batch": 8, "precision": precision, "optimizer": optimizer}
     spec = build_spec({"workload": workload, "train": train, "parallel": {**RECORDED, "micro_batch": 8, **parallel}})
     layout, device = layout_of(spec), resolve_target("2xH200").whole.device
-    runtime, short = (
-        build_cost_model(spec.replace({"train.steps": steps})).placement(layout, device).runtime
-        for steps in (10**7, 10)
-    )
+    lengths = (spec.replace({"train.steps": steps}) for steps in (10**7, 10))
+    runtime, short = (build_cost_model(of).placement(layout, device).runtime for of in lengths)
     assert runtime.recorded is expected
     layer_by_layer = workload == "lm" and precision != "fp32"
     assert runtime.kernels == ("compiled" if expected or layer_by_layer else "eager")
@@ -183,39 +177,30 @@ def test_a_step_is_recorded_where_training_records_it(workload, precision, optim
 FIXED = {"strategy": "single", "micro_batch": 1, "activation_checkpointing": "none"}
 
 
-@pytest.mark.parametrize("quantity", ["memory", "time"])
-def test_nine_in_ten_rows_that_were_left_out_lie_inside(quantity):
+def test_nine_in_ten_rows_that_were_left_out_lie_inside():
     bands = load_bands()
-    assert bands[quantity, ALL].coverage >= 0.9
-    assert bands[quantity, ALL].families >= 5
-    widest = bands[quantity, UNKNOWN]
-    for (of, _), band in bands.items():
-        assert band.low < 1 < band.high
+    for (quantity, _), band in bands.items():
+        widest = bands[quantity, UNKNOWN]
+        assert widest.low <= band.low < 1 < band.high <= widest.high
         assert band.rows < 10 or band.coverage >= 0.9
-        assert of != quantity or widest.low <= band.low < band.high <= widest.high
+        assert bands[quantity, ALL].families >= 5
 
 
-@pytest.mark.parametrize(
-    ("layout", "device", "situation"),
-    [
+def test_a_layout_has_the_band_of_its_situation_and_what_nobody_measured_the_widest():
+    dense, sharded = build_cost_model(lm("1b", 8, 1024)), Layout("fsdp", 1, 8, 2, 4)
+    for layout, device, situation in (
         (Layout("single", 1, 8, 8), "H100", "single"),
         (Layout("ddp", 4, 8, 2), "H100", "replicated"),
-        (Layout("zero1", 1, 8, 2, 4), "H100", "replicated"),
-        (Layout("fsdp", 1, 8, 2, 4), "H100", "sharded"),
-        (Layout("fsdp", 1, 8, 2, 4, tensor=2), "H100", "tensor"),
-        (Layout("fsdp", 1, 8, 2, 4, tensor=2, pipeline=2), "H100", "pipeline"),
-        (Layout("fsdp", 1, 8, 2, 4, offload=True), "H100", UNKNOWN),
+        (replace(sharded, strategy="zero1"), "H100", "replicated"),
+        (sharded, "H100", "sharded"),
+        (replace(sharded, tensor=2), "H100", "tensor"),
+        (replace(sharded, tensor=2, pipeline=2), "H100", "pipeline"),
+        (replace(sharded, offload=True), "H100", UNKNOWN),
         (Layout("ddp", 4, 8, 2), "CPU", UNKNOWN),
-    ],
-)
-def test_a_layout_has_the_band_of_its_situation(layout, device, situation):
-    cost_model, where = build_cost_model(lm("1b", 8, 1024)), resolve_target(f"2x8x{device}").at(layout.ranks)
-    assert cost_model.price(layout, where).find_band("time").situation == situation
-
-
-def test_what_no_published_measurement_is_about_has_the_widest_band():
-    dense, where = build_cost_model(lm("1b", 8, 1024)), resolve_target("1xH100").at(1)
-    layout, (first, layer, last) = Layout("single", 1, 8, 8), dense.blocks
+    ):
+        where = resolve_target(f"2x8x{device}").at(layout.ranks)
+        assert dense.price(layout, where).find_band("time").situation == situation
+    where, layout, (first, layer, last) = resolve_target("1xH100").at(1), Layout("single", 1, 8, 8), dense.blocks
     for other in (replace(layer, attention=None), replace(layer, expert_params=layer.params / 2)):
         price = replace(dense, blocks=(first, other, last)).price(layout, where)
         assert {price.find_band(quantity).situation for quantity in ("memory", "time")} == {UNKNOWN}

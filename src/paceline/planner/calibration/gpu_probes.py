@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from paceline.errors import get_first_line
 from paceline.nn.attention import BLOCK, causal_attention, compute_packed_attention, pack_texts
 from paceline.planner.calibration.calibrate import (
     Probe,
@@ -95,7 +96,7 @@ def _measure_packed_rows(enough_s: float, log: LogFn) -> list[list[float]]:
     try:
         return [[*sides, _measure_packed(*sides, enough_s)] for sides in PACKED]
     except RuntimeError as error:  # older devices have no such kernel
-        log(f"calibrate: no attention over texts end to end here ({' '.join(str(error).split())[:80]})")
+        log(f"calibrate: no attention over texts end to end here ({get_first_line(error)[:80]})")
         return []
 
 
@@ -188,5 +189,5 @@ def _measure_layer(enough_s: float, log: LogFn) -> tuple[float, str]:
     try:
         return measure_layer(torch.compile(layer)), "compiled"
     except Exception as error:  # a compiler can be missing in many ways
-        log(f"calibrate: nothing can be compiled here ({' '.join(str(error).split())[:80]})")
+        log(f"calibrate: nothing can be compiled here ({get_first_line(error)[:80]})")
         return measure_layer(layer), "eager"

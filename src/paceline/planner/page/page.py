@@ -12,7 +12,7 @@ from paceline.errors import UserError
 from paceline.io.format import format_short_duration, percent, size
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
 from paceline.planner.advice import describe_base
-from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name
+from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name, format_words
 from paceline.planner.formulas.simulation import LANES
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
@@ -204,15 +204,14 @@ def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
     """Return the amounts of a row as they are compared, and as the tables print them."""
     price = row.price
     times = ((name, getattr(price.time, name)) for name in plan.cost_model.wording.times)
-    applied = plan.cost_model.overrides(price.layout)
     return {
         **_memory_json(price),
         "layout": plan.cost_model.layout_name(price).replace(" *", ", states in host memory"),
-        "apply": " ".join(f"{key}={str(value).lower()}" for key, value in applied.items()),
+        "apply": format_words(plan.cost_model.overrides(price.layout)),
         "step_s": price.step_s,
         "step": format_short_duration(price.step_s),
         "hours": row.hours,
-        "long": "-" if row.hours is None else format_run_time(row.hours),
+        "long": format_run_time(row.hours),
         "run_s": row.run_s,
         "efficiency": row.efficiency,
         "speedup": format_multiple(row.speedup),

@@ -84,21 +84,18 @@ def test_fits_find_what_was_put_in(file):
 
 
 def test_a_local_plan_uses_the_file_and_says_so(file):
-    found = plan(docstrings("parallel.strategy=ddp"), "local", [1, 2, 4], calibration=file)
+    spec = docstrings("parallel.strategy=ddp")
+    found = plan(spec, "local", [1, 2, 4], calibration=file)
     assert found.target.calibrated == str(file)
     one, two, four = found.rows
     assert two.speedup == pytest.approx(2, rel=0.1)  # two cores
     assert four.speedup == pytest.approx(two.speedup, rel=0.15)  # four ranks take turns on them
     assert two.price.time.comm_s == pytest.approx(1e-3 + found.cost_model.params * 4 / 1e9, rel=0.1)
     assert one.price.time.comm_s == 0
-
-
-def test_slow_links_between_calibrated_ranks_are_priced_at_their_rate(file):
-    spec = docstrings("parallel.strategy=ddp")
-    found = plan(spec, "4x1xlocal+100Mb", [2], calibration=file)
-    wire_s = found.cost_model.params * 4 * 8 / (100e6 * 0.95)
-    assert found.rows[0].price.time.comm_s == pytest.approx(wire_s, rel=0.02)
-    assert found.rows[0].speedup < plan(spec, "local", [2], calibration=file).rows[0].speedup
+    slow = plan(spec, "4x1xlocal+100Mb", [2], calibration=file).rows[0]
+    assert slow.price.time.comm_s == pytest.approx(found.cost_model.params * 4 * 8 / (100e6 * 0.95), rel=0.02)
+    assert slow.speedup < two.speedup
+    assert describe_calibration_file(file).endswith(f"--calibration {file}")
 
 
 def test_without_a_calibration_cores_share_nominal_rates(monkeypatch, tmp_path):
@@ -107,6 +104,7 @@ def test_without_a_calibration_cores_share_nominal_rates(monkeypatch, tmp_path):
     if not target.shared:
         pytest.skip("this machine has devices of the catalogue")
     assert target.calibration is None
+    assert "plans for cluster: local use it" in describe_calibration_file(default_calibration_path())
     part, whole = target.at(2).cluster.device, target.at(1).cluster.device
     assert part.flops_s["fp32"] == whole.flops_s["fp32"] / 2
     with expect_error("not-found", "--calibration"):
@@ -131,17 +129,9 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
         assert 1e8 < row.matmul_fit()[0] < 1e13
         assert 1e7 < row.moved_bytes_s < 1e12
         assert 1e-8 < row.launch_s < 1e-3
-    call_s, ring = found.measured[1].all_reduce_fit()
-    assert 1e-6 < call_s < 10
-    assert ring > 1e5
+    assert found.measured[1].all_reduce_fit() > (1e-6, 1e5)
     assert len(calibrate.build_calibration_table(path).rows) == 2
     assert plan(docstrings(), "local", [1, 2], calibration=path).chosen is not None
-
-
-def test_the_use_of_a_calibration_is_described(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert "plans for cluster: local use it" in describe_calibration_file(default_calibration_path())
-    assert describe_calibration_file(tmp_path / "a b.json").endswith(f"--calibration '{tmp_path}/a b.json'")
 
 
 @pytest.mark.parametrize("load", [0.0, 1e6])
@@ -205,44 +195,36 @@ def test_a_plan_of_this_machine_uses_the_measured_device(gpu_file, tmp_path):
         resolve_target("local", write(tmp_path / "own.json", name="NVIDIA GeForce RTX 4070"))
 
 
-def test_the_layer_that_was_measured_whole_is_priced_at_what_it_took(gpu_file):
+def test_the_layer_that_was_measured_whole_is_priced_at_what_it_took(gpu_file, tmp_path):
     where = resolve_target("local", gpu_file).at(1)
     placement = Placement(micro_batch=GPU_LAYER_SAMPLES, runtime=Runtime(kernels="compiled"))
     layer = build_decoder_blocks(GPU_LAYER, GPU_LAYER.context)[1]
     priced = Roofline(where.cluster.device, DTYPE_SIZES["amp_bf16"], where.physics).price_block(layer, placement)
     assert priced.total_s == pytest.approx(8e-3)
-
-
-def test_a_slower_layer_makes_a_slower_plan(tmp_path, gpu_file):
     slow = write(tmp_path / "slow.json", layer_s=16e-3)
     fast_s, slow_s = (plan(LM, "local", [1], calibration=f).rows[0].price.time.compute_s for f in (gpu_file, slow))
     assert slow_s == pytest.approx(2 * fast_s, rel=0.05)
-
-
-CLASSIFIER = classifier(width=256, heads=8, layers=2, ffn=1024).replace(
-    {"train.steps": 100, "train.global_batch": 256, "train.precision": "bf16"}
-)
+    device = resolve_target("local", write(slow, kernel_s=1.0)).at(1).cluster.device
+    assert min(device.flops_s.values()) > 0, "also where starts take longer than the layer"
 
 
 def test_attention_over_short_texts_is_priced_as_it_was_measured(tmp_path, gpu_file):
     """Only the classifier has it."""
-    sides = gpu_probes.PACKED
-    slow = write(tmp_path / "slow.json", packed=[[*row, 900e-6] for row in sides])
+    slow = write(tmp_path / "slow.json", packed=[[*row, 900e-6] for row in gpu_probes.PACKED])
     none = write(tmp_path / "none.json", packed=[])
-    found = {
-        (name, at): plan(spec, "local", [1], calibration=at).rows[0].price.time.compute_s
-        for name, spec in (("classifier", CLASSIFIER), ("lm", LM))
-        for at in (gpu_file, slow, none)
-    }
-    assert found["classifier", gpu_file] < found["classifier", slow]
-    assert found["classifier", none] < found["classifier", slow]
-    assert found["lm", none] == found["lm", gpu_file] == found["lm", slow]
+    texts = classifier(width=256, heads=8, layers=2, ffn=1024)
+    texts = texts.replace({"train.steps": 100, "train.global_batch": 256, "train.precision": "bf16"})
+    of_texts, of_lm = (
+        [plan(spec, "local", [1], calibration=at).rows[0].price.time.compute_s for at in (slow, gpu_file, none)]
+        for spec in (texts, LM)
+    )
+    assert max(of_texts[1:]) < of_texts[0]
+    assert min(of_lm) == max(of_lm)
 
 
 def test_the_verb_measures_ranks_and_the_device(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        calibrate, "calibrate_machine", lambda *_: {"format": CALIBRATION_FORMAT, **FACTS, "measured": []}
-    )
+    cores = {"format": CALIBRATION_FORMAT, **FACTS, "measured": []}
+    monkeypatch.setattr(calibrate, "calibrate_machine", lambda *_: cores)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu_probes, "measure_gpu", lambda _: made_up_gpu())
     path = tmp_path / "new" / "calibration.json"
@@ -252,21 +234,12 @@ def test_the_verb_measures_ranks_and_the_device(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        *({"moved_bytes_s": 0.0}, {"matmuls": []}, {"attentions": []}),
-        *({"layer_kernels": "rubbish"}, {"layer_s": 1e-9}, {"layer_s": math.inf}),
-    ],
+    "wrong", [{"moved_bytes_s": 0.0}, {"matmuls": []}, {"layer_kernels": "rubbish"}, {"layer_s": 1e-9}]
 )
 def test_a_damaged_file_is_rejected_when_it_is_read(tmp_path, wrong):
     path = write(tmp_path / "damaged.json", **wrong)
     with expect_error("damaged", match=next(iter(wrong))):
         plan(LM, "local", calibration=path)
-
-
-def test_starts_that_take_longer_than_the_layer_leave_rates_above_zero(tmp_path):
-    device = resolve_target("local", write(tmp_path / "slow.json", kernel_s=1.0)).at(1).cluster.device
-    assert min(device.flops_s.values()) > 0
 
 
 @pytest.fixture
