@@ -1,10 +1,10 @@
-"""How a step runs on its device: decided once, and without torch, so that the planner prices what the runtime applies.
+"""How a step runs on its device: decided once, without torch, so that what is priced is what runs.
 
 A `Layout` says how work is spread over ranks; an `Execution` what each of them does with its part: operation by
 operation (eager), through compiled layers, through the model compiled whole, and any of them recorded as one CUDA
-graph. To record a step takes a tenth of a second and is always worth it; to compile it takes many seconds, and is done
-where the run is long enough (`CompileEstimate`). Convolutions that are not compiled may read images with their channels
-innermost, and the loss over a vocabulary may be computed in chunks.
+graph. Recording takes a tenth of a second and always pays; compiling takes many seconds, and pays where the run is
+long enough (`CompileEstimate`). Convolutions that are not compiled may read images with their channels innermost, and
+the loss over a vocabulary may be computed in chunks.
 """
 
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ ZERO_STAGES = {"single": 0, "ddp": 0, "fsdp": 3, "hsdp": 3, "zero1": 1, "zero2":
 1 optimiser states, 2 gradients too, 3 weights too. zero3 is another name for fsdp."""
 TWO_STAGE_SCHEDULES = {"interleaved", "zero_bubble"}
 MAX_GROUP = 32
-"""Samples of a group of batch norm, by default: what people have on one device, and as many on few ranks as on more."""
+"""Samples of a group of batch norm, by default: what people have on one device."""
 LAYOUT_FIELDS = (
     *("strategy", "ranks", "replicate", "tensor", "sequence", "context", "expert", "pipeline", "schedule"),
     *("offload", "engine", "engine_config"),
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def summed_over(self) -> tuple[int, int]:
-        """(replicate, shard) of the ranks over which gradients are summed: parts of a sequence count as samples do."""
+        """(replicate, shard) of the ranks over which gradients are summed, those of a sequence included."""
         if ZERO_STAGES[self.strategy]:
             return self.replicate, self.shard * self.context
         return self.replicate * self.context, self.shard
@@ -75,7 +75,7 @@ class Layout:
         return max(1, math.ceil(math.ceil(samples / self.data) / self.micro_batch))
 
     def batchnorm_group(self, wanted: int | str) -> int:
-        """Return the samples of a group of batch norm; auto is the most up to 32 of which each pass has whole ones."""
+        """Return the samples of a group of batch norm; auto is the most, up to 32, that divide a pass."""
         if isinstance(wanted, int):
             return wanted
         shares = self.data * self.passes(self.global_batch)
@@ -178,9 +178,9 @@ def layout_of(spec: RunSpec) -> Layout:
     least = min(spec.train.batch_schedule.values(), default=batch)
     if least < data:
         ranks = f"parallel.ranks={parallel.ranks}" if data == parallel.ranks else f"the {data} data-parallel ranks"
-        advice = f"use train.global_batch={data} or more" + f", or parallel.ranks={least}" * (data == parallel.ranks)
+        use = f"train.global_batch={data} or more" + f", or parallel.ranks={least}" * (data == parallel.ranks)
         reason = f"train.global_batch={least} is smaller than {ranks}, and each needs a sample"
-        raise _error(f"{reason}; {advice}", "train.global_batch")
+        raise _error(f"{reason}; use {use}", "train.global_batch")
     _check_expert(parallel, strategy, shard if ZERO_STAGES[strategy] else data)
     same_names = ("tensor", "sequence", "context", "expert", "pipeline", "schedule")
     given: dict[str, Any] = {axis: getattr(parallel, axis) for axis in same_names}

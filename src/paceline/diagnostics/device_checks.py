@@ -62,7 +62,7 @@ def check_free_memory(context: CheckContext) -> Iterator[CheckResult]:
 
 
 def check_speed(context: CheckContext) -> Iterator[CheckResult]:
-    """Compare matmul and copy rates of each device with its data sheet and the other devices; check for throttling."""
+    """Compare matmul and copy rates of each device with its data sheet and the others; look for throttling."""
     products, copies = {}, {}
     for index in _device_indices():
         if torch.cuda.mem_get_info(index)[0] < MIN_FREE_BYTES:

@@ -220,7 +220,7 @@ def format_times(ratio: float) -> str:
 
 
 def suggest_memory_savings(spec: RunSpec) -> str:
-    """Say, after an out-of-memory error, what the plan counts and what would need less; "" if it cannot be priced."""
+    """Say, after an out-of-memory error, what would need less; "" if it cannot be priced."""
     if not find_entry(spec.workload).batched:
         return ""
     try:

@@ -172,7 +172,7 @@ def split_axes(layout: Layout) -> tuple[str, ...]:
 
 
 class RejectReason(Enum):
-    """Why a family of layouts is rejected; the value is the sentence, with the facts of a `RejectedFamily` missing."""
+    """Why a family of layouts is rejected; the value is the sentence, to be filled with facts."""
 
     NO_RULES = "no plan prices layers of {workload} that ranks divide"
     FP8 = "fp8 scales whole matrices"
@@ -347,7 +347,7 @@ class LayoutSpace:
         return RejectedFamily(self.devices, name, code, facts, axes=tuple(sides))
 
     def _find_obstacle(self, tensor: int, pipeline: int, context: int, data: int) -> RejectReason | None:
-        """Return why no layout has these sizes; `data` ranks have their own samples, 0 if the sizes do not divide."""
+        """Return why no layout has these sizes, of `data` ranks with their own samples (0: they do not divide)."""
         splits, layers, sequence = self.splits.splits, self.splits.layers, self.splits.context
         obstacles = {
             RejectReason.NO_RULES: tensor > 1 and not splits,

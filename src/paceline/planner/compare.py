@@ -30,7 +30,7 @@ class ClusterRow:
         return self.plan.target.name
 
     def list_facts(self) -> dict[str, Any]:
-        """Return `FACTS`: an epoch and a price that are not known are None, utilisation is the model's FLOPs (MFU)."""
+        """Return `FACTS`; None is not known, utilisation is the model's FLOPs (MFU)."""
         row, price, model, usd = self.row, self.row.price, self.plan.cost_model, self.plan.rates.usd
         steps = None if model.samples is None else math.ceil(model.samples / model.global_batch)
         peak = row.devices * price.where.cluster.device.peak_flops_s(model.numbers.matmul)

@@ -165,7 +165,7 @@ class CostModel(ABC):
 
 
 def build_cost_model(spec: RunSpec, samples: int | None = None, tokens: float | None = None) -> CostModel:
-    """Build the cost model of a run file; `samples` and `tokens` (mean, per sample) replace what is read or assumed."""
+    """Build the cost model of a run file; `samples`, and mean `tokens` of each, replace what is read."""
     for option, value in (("--samples", samples), ("--tokens", tokens)):
         if value is not None and not 0 < value <= MAX_INT:
             shown = f"{value:g}" if value < MAX_INT else "so many"

@@ -252,7 +252,7 @@ def _convolution_traffic(args: Any, out: Any, last: bool) -> KernelTraffic:
 
 
 def count_transposed(name: str, args: Any, out: Any) -> float:
-    """Count the elements that go in and out of a convolution over sequences, which a compiler leaves channels first."""
+    """Count what goes in and out of a convolution over sequences, which a compiler leaves channels first."""
     if name != "convolution" or args[1].dim() != 3:
         return 0.0
     return TRANSPOSE_PASSES * float(args[0].numel() + out.numel())

@@ -208,7 +208,7 @@ class LaunchWriter:
         return (*self.command, f"parallel.engine={engine}", f"parallel.engine_config={config}")
 
     def _spec_for_engine(self, engine: str) -> RunSpec:
-        """Return the run in the chosen layout under an engine, on the planned devices, which need not exist here."""
+        """Return the run in the chosen layout under an engine, on devices that need not exist here."""
         obstacle = self.plan.cost_model.engine_obstacle(engine)
         if not obstacle and split_axes(self.layout):
             obstacle = f"the chosen layout is {family_name(self.layout)}, which {engine} does not support"

@@ -109,7 +109,7 @@ class Plan(Tabular):
 
     @functools.cached_property
     def timeline(self) -> Timeline | None:
-        """A step of the chosen layout, played event by event; None if nothing fits or the work has no such steps."""
+        """A step of the chosen layout, played event by event; None if there is none."""
         return self.cost_model.timeline(self.chosen.price) if self.chosen else None
 
     def as_trace(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Plan(Tabular):
         return self.timeline.as_trace(layout.ranks // layout.pipeline)
 
     def expect(self, row: PlanRow) -> ExpectedRun | None:
-        """Return the hours of a row with its failures; None if its length or what a checkpoint costs is not known."""
+        """Return the hours of a row with its failures; None if they cannot be known."""
         save_s, every = self.cost_model.save_s(row.price), self.cost_model.checkpoint_steps()
         if row.hours is None or save_s is None or self.target.shared:
             return None

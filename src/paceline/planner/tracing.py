@@ -57,7 +57,7 @@ TRANSPOSED_ARGUMENT = 6  # of the arguments of a convolution
 TraceMode = AbstractContextManager[Any]
 MAX_SECONDS = 1.5  # by an estimate that is an upper bound; usually it takes half as long
 SECONDS_PER_CALL, SECONDS_PER_ELEMENT, SECONDS_PER_DRAW, SECONDS_PER_PAIR = 2e-5, 1e-9, 4e-9, 2e-11
-"""Of one core: to call an operation at all, to read or write an element, to draw one, to multiply and add a pair."""
+"""Of one core: to call an operation, to move an element, to draw one, to multiply and add a pair."""
 DRAWS = ("uniform", "normal", "bernoulli", "dropout", "rand")
 UNTOUCHED = {*VIEWS, "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 FACTORED = 20  # products of a matrix with itself that take as long as to factor it
@@ -76,12 +76,12 @@ class RegionWork:
     """Moved besides, where a compiler leaves the channels of sequences outermost."""
     kernels: int = 0
     traffic: dict[str, KernelTraffic] = field(default_factory=lambda: defaultdict(lambda: NO_TRAFFIC))
-    """As a GPU's own kernels move it: forward and backward, and with `_last` if channels of images are innermost."""
+    """As a GPU's kernels move it, forward and backward; with `_last` if images have channels innermost."""
 
 
 class _RegionCounter(OperationCounter):
     def __init__(self, more: float, grouped: bool) -> None:
-        """A pass of the run has `more` times the samples, and batch norms over several groups of them or over all."""
+        """A pass of the run has `more` times the samples; batch norms may be over groups of them."""
         super().__init__()
         self.more, self.grouped = more, grouped
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}

@@ -1,4 +1,4 @@
-"""The cost model of a training by gradient descent: its step is placed on devices and priced by blocks of the model."""
+"""The cost model of a training by gradient descent: its step is priced by blocks of the model."""
 
 import functools
 import math
@@ -85,7 +85,7 @@ class LengthStats:
         return min(self.longest_ratio, 1 + SPREAD_SIGMAS * self.varies / math.sqrt(max(1.0, micro_batch)))
 
     def dealt_deviation(self, micro_batch: float) -> float:
-        """Return the deviation of a rank's pass over the mean: the longest samples are dealt first, back and forth."""
+        """Return the deviation of a rank's pass over the mean: long samples are dealt first, back and forth."""
         return self.varies / max(1.0, micro_batch)
 
 
@@ -359,7 +359,7 @@ class TrainingCostModel(CostModel):
         return PricedLayout(layout, where, time, self.memory(layout, where), situation=situation)
 
     def _name_situation(self, layout: Layout, where: PricedCluster) -> str:
-        """Name how work is spread; no published measurement has offloaded states, cores, experts or other modules."""
+        """Name how work is spread; nobody published offloaded states, cores, experts or other modules."""
         published = any(b.attention for b in self.blocks) and not any(b.expert_params for b in self.blocks)
         if not published or layout.offload or where.cluster.device.synchronous:
             return UNKNOWN

@@ -228,7 +228,7 @@ def build_update_probe(sizes: Sequence[int], device: str = "cpu") -> Probe:
 
 
 def build_launch_probe(chain: int, device: str = "cpu") -> Probe:
-    """Build a probe of operations on next to nothing, forward and backward, in launches as the planner counts them."""
+    """Build a probe of operations on next to nothing, in launches as the planner counts them."""
     x, seed = torch.zeros(8, device=device, requires_grad=True), torch.ones(8, device=device)
 
     def work() -> None:

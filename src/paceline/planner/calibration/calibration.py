@@ -70,7 +70,7 @@ class AcceleratorRates:
         return (1 + compute.FUSED_BACKWARD) * flops / sum(took_s for *_, took_s in self.attentions)
 
     def attention_fit(self, rate: float, fp32_flops_s: float, packed: bool = False) -> float:
-        """Fit the efficiency of its products that explains the time of all sizes, apart from the cost of each score."""
+        """Fit the efficiency of its products to the times of all sizes, less the cost of each score."""
         packed = packed and bool(self.packed)
         flops = each_s = seconds = 0.0
         for b, h, s, d, took_s in self.packed if packed else self.attentions:

@@ -79,7 +79,7 @@ def _tiles(rows: float, outer: float) -> int:
 
 
 def _raggedness(side: float) -> float:
-    """Return how rows miss the memory's grid: 0 for multiples of 64 elements, 1 for those of 8, 2 for odd numbers."""
+    """Return how rows miss the memory's grid: 0 for multiples of 64 elements, 1 of 8, 2 for odd numbers."""
     return math.log2(64 / math.gcd(math.ceil(side), 64)) / 3
 
 
@@ -136,7 +136,7 @@ class Roofline:
         return products + scores, 2 * (products + scores)
 
     def price_block(self, block: BlockShape, placement: Placement) -> BlockTime:
-        """Price one block, one micro-batch, one device: its share of every product and of the element-wise traffic."""
+        """Price one block of one micro-batch on one device."""
         if self.numbers.matmul == "fp8" and block.name == "head":  # the loss needs more than 8 bits
             return replace(self, numbers=replace(self.numbers, matmul="bf16")).price_block(block, placement)
         runtime, physics = placement.runtime, self.physics
@@ -163,7 +163,7 @@ class Roofline:
         return BlockTime(*((device_s**4 + host_s**4) ** 0.25 for device_s, host_s in parts))
 
     def _price_elementwise(self, block: BlockShape, placement: Placement) -> tuple[float, float, float]:
-        """Price traffic, casts and starts of kernels: (forward, backward, of the first the element-wise traffic)."""
+        """Price traffic, casts and starts of kernels: (forward, backward, the traffic of the first alone)."""
         physics, numbers, bandwidth = self.physics, self.numbers, self.bandwidth
         t, runtime, samples = placement.tensor, placement.runtime, placement.micro_batch / placement.context
         if block.eager is not None and not runtime.compiled and not self.device.synchronous:
@@ -192,7 +192,7 @@ class Roofline:
         return forward, 2 * elementwise + casts + 2 * starts, elementwise
 
     def _products_s(self, block: BlockShape, placement: Placement) -> float:
-        """Price a block's products, forward, as tensor parallelism cuts them, with casts of their inputs to 8 bits."""
+        """Price a block's products, forward, as tensor parallelism cuts them, and casts to 8 bits."""
         total, t, samples = 0.0, placement.tensor, placement.micro_batch / placement.context
         for m in block.matmuls:
             inner = m.inner / t if m.split == "inner" else m.inner
@@ -214,7 +214,7 @@ class Roofline:
         return total
 
     def optimizer_s(self, params: float) -> float:
-        """Price the update: weights, states and gradients are moved once, and clipping reads gradients once more."""
+        """Price the update: all is moved once, and clipping reads gradients once more."""
         tail_s = 0.0 if self.device.synchronous else UPDATE_TAIL_S
         return params * self.numbers.updated_bytes / (self.device.update_bytes_s or self.bandwidth) + tail_s
 

@@ -155,7 +155,7 @@ def _sequence_cut(placement: Placement) -> int:
 
 
 def _saved_elements(layer: BlockShape, placement: Placement) -> float:
-    """Count what a layer keeps of a sample for the backward pass or, under full recomputation, while it is at work."""
+    """Count what a layer keeps of a sample for the backward pass (recomputed in full: while at work)."""
     t, cut = placement.tensor, _sequence_cut(placement)
     saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut
     if not placement.runtime.compiled:

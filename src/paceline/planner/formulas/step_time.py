@@ -191,7 +191,7 @@ class StepPricer:
         return exposed_s(comm_s, compute_s, self.physics, self.placement.runtime.overlap)
 
     def _update_starts_s(self) -> float:
-        """Price starts of the update's kernels: by the host or, where steps are compiled or recorded, ahead of it."""
+        """Price starts of the update's kernels: by the host, unless steps are compiled or recorded."""
         runtime, physics = self.placement.runtime, self.physics
         if runtime.compiled or runtime.one_graph:
             return FUSED_UPDATE_KERNELS * physics.kernel_s
@@ -251,7 +251,7 @@ class StepPricer:
         return send_s(edge, stride, self.cluster, self.physics)
 
     def price_shards(self) -> tuple[float, float, float]:
-        """Price the weights gathered and gradients scattered among shards in a pass, and replicas' sum in a step."""
+        """Price gathers and scatters among shards, in a pass, and the sum of replicas, in a step."""
         placement, numbers, physics = self.placement, self.numbers, self.physics
         shards = build_group(placement.shards, placement.tensor, self.cluster, physics)
         gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
@@ -302,7 +302,7 @@ class StepPricer:
         return Travel(total, exposed_s(total, compute_s, self.physics, overlap))
 
     def _context(self, layer: BlockShape, compute_s: float) -> Travel:
-        """Price keys and values of a sequence's parts, gathered forward and backward, and their gradients summed."""
+        """Price keys and values of a sequence's parts: gathered both ways, and gradients summed."""
         placement, attention = self.placement, layer.attention
         if attention is None:
             return Travel()
