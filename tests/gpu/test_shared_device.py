@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 PLAIN = ("ddp:2", "zero1:2", "zero2:2", "zero3:2", "fsdp:2", "tensor:2", "tensor:2+sequence", "context:2")
 PIPELINES = tuple(f"pipeline:2:{schedule}" for schedule in ("gpipe", "1f1b", "interleaved"))
-FOUR = ("ddp:4", "hsdp:2x2", "fsdp:2+tensor:2", "fsdp:2+pipeline:2")
+FOUR = ("ddp:4", "hsdp:2x2", "fsdp:2+tensor:2", "tensor:2+context:2", "fsdp:2+pipeline:2")
 COMPILED = ("ddp:2", "zero1:2", "zero2:2", "fsdp:2", "pipeline:2:1f1b", "tensor:2")
 WAYS = {
     "eager": {"train.compile": "off"},

@@ -47,7 +47,7 @@ def join_ranks(
 ) -> Iterator[torch.device]:
     """Set this rank's device and threads and join the other ranks; leave them on exit, also after a failure."""
     own = _select_device(info, device, backend)
-    _forget_meshes()
+    _forget_meshes(own)
     if info.world == 1:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
         before = dist.is_initialized()
@@ -76,12 +76,19 @@ def join_ranks(
     dist.destroy_process_group()
 
 
-def _forget_meshes() -> None:
-    """Drop what DTensor has cached: to it a mesh with other groups is equal, and those of an earlier run are gone."""
+def _forget_meshes(device: torch.device) -> None:
+    """Drop what DTensor has cached: to it a mesh with other groups is equal, and those of an earlier run are gone.
+
+    Each thread has such a cache, so that of a device's backward passes is dropped in one of them.
+    """
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import debug
 
         debug._clear_sharding_prop_cache()
+        if device.type == "cuda":
+            x = torch.ones((), device=device, requires_grad=True)
+            x.register_hook(lambda gradient: debug._clear_sharding_prop_cache())
+            (2 * x).backward()
 
 
 def init_single_rank_group(device: torch.device) -> None:

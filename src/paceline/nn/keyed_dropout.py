@@ -88,6 +88,7 @@ class Pass:
 
     samples: int = 0
     counted: bool = True  # whether its samples have weight
+    heads_of: tuple[int, int] = (0, 1)  # (rank, ranks) that divide the heads of the attention that is computed
     site: Site = field(default_factory=lambda: Site(""))
     misfits: set[str] = field(default_factory=set)  # modules that could not tell samples from each other
 
@@ -145,7 +146,11 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Do what torch's scaled_dot_product_attention does, its dropout by key: no fused kernel takes a mask of it."""
-    kept = PASS.site.draw_kept((*query.shape[:-1], key.shape[-2]), dropout_p) if 0 < dropout_p < 1 else None
+    rank, ranks = PASS.heads_of
+    shape = [*query.shape[:-1], key.shape[-2]]
+    if ranks > 1:  # a head has the same mask on whichever rank it is
+        shape[-3] *= ranks
+    kept = PASS.site.draw_kept(shape, dropout_p) if 0 < dropout_p < 1 else None
     if kept is None:
         given = query, key, value, attn_mask, dropout_p, is_causal
         return TORCHS["scaled_dot_product_attention"](*given, scale=scale, enable_gqa=enable_gqa)
@@ -160,7 +165,8 @@ def attend(
     elif attn_mask is not None:
         scores = scores + attn_mask
     weights = scores.softmax(-1).to(value.dtype)
-    return torch.ops.aten.native_dropout_backward(weights, kept, 1 / (1 - dropout_p)) @ value
+    own = kept if ranks == 1 else kept.chunk(ranks, -3)[rank]
+    return torch.ops.aten.native_dropout_backward(weights, own, 1 / (1 - dropout_p)) @ value
 
 
 def make_keyed(name: str) -> Callable[..., Tensor]:

@@ -30,6 +30,7 @@ WHOLE, HEADS = Replicate(), -3  # the axis of heads in (…, heads, tokens, feat
 LEAST_ROWS = 64  # of a table for each rank
 EMBEDS = parallel.RowwiseParallel(input_layouts=WHOLE)
 GIVES_ALL = parallel.ColwiseParallel(output_layouts=WHOLE)
+FLASH = (torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_forward.default)
 SPLITS = ("view", "reshape", "unflatten")
 STREAM = "stream"  # origin of what a layer is given
 
@@ -261,11 +262,28 @@ class _LocalAttention(TorchFunctionMode):
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
         self.mesh = mesh
+        self.attend = F.scaled_dot_product_attention
+
+    def __enter__(self) -> "_LocalAttention":
+        if self.attend is not TORCHS["scaled_dot_product_attention"]:  # one that draws by key, which no mode sees
+            F.scaled_dot_product_attention = self.attend_by_head
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        F.scaled_dot_product_attention = self.attend
+
+    def attend_by_head(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return attend_by_head(self.mesh, self.attend, query.ndim + HEADS, query, *args, **kwargs)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is TORCHS["scaled_dot_product_attention"] and any(isinstance(x, DTensor) for x in args[:3]):
-            attend = F.scaled_dot_product_attention  # it may have been replaced by one that draws by key
-            return attend_by_head(self.mesh, attend, args[0].ndim + HEADS, *args, **(kwargs or {}))
+        if any(isinstance(x, DTensor) for x in args[:3]):
+            if func is TORCHS["scaled_dot_product_attention"]:
+                return self.attend_by_head(*args, **(kwargs or {}))
+            if func in FLASH:
+                by_head = Shard(1)  # of (tokens, heads, features)
+                found, *rest = func(*(take_local(x, self.mesh, by_head) for x in args[:3]), *args[3:])
+                return DTensor.from_local(found, self.mesh, [by_head], run_check=False), *rest
         return func(*args, **(kwargs or {}))
 
 
@@ -292,7 +310,13 @@ def attend_by_head(
         placement: Placement = Shard(mask.ndim + HEADS) if per_head else WHOLE
         mask = take_local(mask, mesh, placement, Partial() if divides and not per_head else None)
     q, k, v = (take_local(x, mesh, by_head) for x in (q, k, v))
-    found = attend(q, k, v, mask, *args, **options)
+    outer = PASS.heads_of
+    if divides:
+        PASS.heads_of = mesh.get_local_rank(), mesh.size()
+    try:
+        found = attend(q, k, v, mask, *args, **options)
+    finally:
+        PASS.heads_of = outer
     return DTensor.from_local(found, mesh, [by_head], run_check=False)
 
 
