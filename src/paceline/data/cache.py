@@ -23,7 +23,7 @@ from paceline.io.files import check_regular, hash_value, hold_lock, read_text, s
 from paceline.workload import LogFn, ignore_log
 
 Opened = TypeVar("Opened")
-ReadEntry = Callable[[LogFn, bool], Opened]  # (log, verify); DamagedEntry, or an error of Python's, if it is damaged
+ReadEntry = Callable[[Path, bool], Opened]  # (entry, verify); DamagedEntry, or an error of Python's, if it is damaged
 
 RETRIES, RETRY_S = 20, 0.1
 
@@ -39,12 +39,12 @@ def prepare_entry(
     if (opened := open_entry(entry, read, log, verify)) is not None:
         return opened
     with lock_entry(entry, log):
-        if (opened := open_entry(entry, read, ignore_log, verify)) is not None:  # whoever held the lock before built it
+        if (opened := open_entry(entry, read, verify=verify)) is not None:  # whoever held the lock before built it
             return opened
         with create_entry(entry) as folder:
             build(folder)
         for _ in range(RETRIES):  # without locks another process may be replacing it with its own, which is equal
-            if (opened := open_entry(entry, read, ignore_log, False)) is not None:
+            if (opened := open_entry(entry, read, verify=False)) is not None:
                 return opened
             time.sleep(RETRY_S)
     raise RunFailed(f"{entry}: was built, but cannot be read", code="damaged")
@@ -55,7 +55,7 @@ def open_entry(entry: Path, read: ReadEntry[Opened], log: LogFn = ignore_log, ve
     if not entry.exists():
         return None
     try:
-        return read(log, verify)
+        return read(entry, verify)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, DamagedEntry) as damage:
         log(f"the cached {entry} is damaged ({damage}); making it again")
         return None

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def prepare_table(data: TableData, log: LogFn, verify: bool = True) -> PreparedT
         log(f"reading {train.name}")
         _build_table(folder, data, train, test)
 
-    return prepare_entry(entry, partial(_read_entry, entry), build, log, verify)
+    return prepare_entry(entry, _open_table, build, log, verify)
 
 
 def find_cached_table(data: TableData, whole: bool = True) -> PreparedTable | None:
@@ -116,7 +115,7 @@ def find_cached_table(data: TableData, whole: bool = True) -> PreparedTable | No
         entry = expand_cache(data.cache) / "trees" / _name_of(data)
     except UserError:
         return None
-    return open_entry(entry, partial(_read_entry, entry), verify=whole)
+    return open_entry(entry, _open_table, verify=whole)
 
 
 def probe_table(data: TableData) -> tuple[TableFacts, int]:
@@ -148,7 +147,7 @@ def _name_of(data: TableData) -> str:
     return hash_value([settings, files])[:24]
 
 
-def _read_entry(entry: Path, log: LogFn, verify: bool) -> PreparedTable:
+def _open_table(entry: Path, verify: bool) -> PreparedTable:
     return PreparedTable(entry, parse_table_facts(read_facts(entry / FACTS, verify)))
 
 

@@ -44,8 +44,7 @@ ONNX_FILE = "model.onnx"
 SHARD_BYTES = 5_000_000_000
 """Most that a file of weights in an exported folder holds."""
 REMOVE_AT_END = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensor")
-OTHER_SUFFIXES = (*TORCH_SUFFIXES, ".h5", ".keras", ".npz", ".json", ".pkl", ".zip", ".gz")
+FILE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensor", ".onnx", ".h5", ".keras", ".npz", ".json", ".pkl")
 ONNX_TOLERANCE = 1e-4
 """Largest difference of an output, relative to the largest one, between the file and the model."""
 
@@ -167,9 +166,7 @@ def _check_file(out: Path, onnx: bool) -> None:
 
 
 def _check_folder(out: Path) -> None:
-    if out.suffix.lower() == ".onnx":
-        raise option_error("--out", f"an ONNX file is written into a folder; type  --out {out.stem} --onnx")
-    if out.suffix.lower() in OTHER_SUFFIXES:
+    if out.suffix.lower() in FILE_SUFFIXES:
         file = out.with_suffix(".safetensors")
         raise option_error("--out", f"{out} is no folder; type  --out {file}  or, for a folder,  --out {out.stem}")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):

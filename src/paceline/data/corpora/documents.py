@@ -152,16 +152,12 @@ class TokenStreams(TokenisedCorpus):
         chosen = load_tokenizer(data, train_texts, END, None, False, log)
         counts, arrays = _write_streams(folder, source.parts(), chosen, log)
         train, test = counts.values()
+        kind = f" (one is a {data.documents.removesuffix('s')})" if data.source == "text" else ""
         summary = (
             f"{train['tokens']:,} training tokens in {train['documents']:,} documents and "
-            f"{test['tokens']:,} test tokens in {test['documents']:,}{cls.describe_documents(data)}"
+            f"{test['tokens']:,} test tokens in {test['documents']:,}{kind}"
         )
         return BuiltCorpus(chosen, counts, arrays, summary)
-
-    @classmethod
-    def describe_documents(cls, data: Any) -> str:
-        """Return what one document is, where there is a choice."""
-        return f" (one is a {data.documents.removesuffix('s')})" if data.source == "text" else ""
 
     @classmethod
     def read_fields(cls, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:

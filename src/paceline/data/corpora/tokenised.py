@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -72,16 +72,23 @@ class TokenisedCorpus:
             folder = cls._locate_entry(data, cls.open_source(data, looking=True).fingerprint())
         except (UserError, OSError):
             return None
-        return cache.open_entry(folder, partial(cls._read_entry, folder), verify=False)
+        return cache.open_entry(folder, cls.open, verify=False)
 
     @classmethod
     def prepare(cls, data: Any, log: LogFn = ignore_log, verify: bool = True) -> Self:
         """Return the corpus of a section `data` from the cache, or build it; `verify` compares its checksums."""
         source = cls.open_source(data)
         fingerprint = source.fingerprint()
-        folder = cls._locate_entry(data, fingerprint)
-        build = partial(cls._build_entry, data, source, fingerprint, log)
-        return cache.prepare_entry(folder, partial(cls._read_entry, folder), build, log, verify)
+        folder, built = cls._locate_entry(data, fingerprint), list[bool]()
+
+        def build(folder: Path) -> None:
+            cls._build_entry(data, source, fingerprint, log, folder)
+            built.append(True)
+
+        corpus = cache.prepare_entry(folder, cls.open, build, log, verify)
+        if not built:
+            log(f"corpus: {corpus}, from {folder}")
+        return corpus
 
     @classmethod
     def _locate_entry(cls, data: Any, fingerprint: str) -> Path:
@@ -90,12 +97,6 @@ class TokenisedCorpus:
             settings["vocab"] = tokenizers.hash_tokenizer(data)
         key = hash_value([FORMAT, fingerprint, *settings.values()])[:16]
         return Path(expand_cache(data.cache).absolute() / f"{cls.prefix}{data.source}-{key}")
-
-    @classmethod
-    def _read_entry(cls, folder: Path, log: LogFn, verify: bool) -> Self:
-        corpus = cls.open(folder, verify)
-        log(f"corpus: {corpus}, from {folder}")
-        return corpus
 
     @classmethod
     def _build_entry(cls, data: Any, source: Any, fingerprint: str, log: LogFn, folder: Path) -> None:

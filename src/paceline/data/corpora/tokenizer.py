@@ -33,7 +33,6 @@ _LONG_WORD = re.compile("|".join(f"({kind}{{{LONG_WORD_CHARACTERS}}}){kind}+" fo
 TOKEN_CHARACTERS = 256  # no text has as many in each of its tokens: what lies beyond so many is cut anyway
 BATCH_TEXTS = 2_000
 BATCH_CHARACTERS = 4 << 20
-BUILT_BYTES = 8 << 20  # of a tokenizer.json that a plan builds; from a longer one it reads the ids alone
 MAX_TOKENIZER_BYTES = 1 << 26
 
 
@@ -238,8 +237,6 @@ def estimate_vocabulary_size(data: Any) -> int:
     """Return the size for texts that are not tokenised yet; a learned vocabulary may turn out smaller."""
     if data.tokenizer is None:
         return int(data.vocab)
-    if not data.tokenizer.is_file() or data.tokenizer.stat().st_size <= BUILT_BYTES:
-        return vocabulary_size(read_tokenizer(data.tokenizer))
     with _translate_tokenizer_errors(data.tokenizer):
         content = json.loads(read_text(data.tokenizer, MAX_TOKENIZER_BYTES))
         vocab, added = content["model"]["vocab"], content.get("added_tokens", ())

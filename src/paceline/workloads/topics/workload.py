@@ -57,7 +57,7 @@ class Topics(PassWorkload):
         """Count texts once, into the cache; ranks then read the counts."""
         entry = expand_cache(self._data.cache) / "topics" / self._hash_texts(path)
 
-        def read(log: LogFn, verify: bool) -> ShardCounts:
+        def read(entry: Path, verify: bool) -> ShardCounts:
             counts = read_shards(entry)
             if verify:
                 counts.verify()

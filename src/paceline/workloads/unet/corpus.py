@@ -6,6 +6,7 @@ Images may differ in size. Those of a split are concatenated, and so are its mas
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -89,13 +90,7 @@ def prepare_images(source: PairSource, name: str, cache: Path, log: LogFn, verif
     """Return the corpus from the cache, or build it; `verify` as for `TokenisedCorpus.prepare`."""
     fingerprint = source.fingerprint()
     folder = expand_cache(cache).absolute() / f"images-{name}-{fingerprint[:16]}"
-    return prepare_entry(
-        folder,
-        lambda log, verify: open_image_corpus(folder, verify),
-        lambda new: _build_entry(source, fingerprint, new, log),
-        log,
-        verify,
-    )
+    return prepare_entry(folder, open_image_corpus, partial(_build_entry, source, fingerprint, log), log, verify)
 
 
 def open_image_corpus(folder: Path, verify: bool = False) -> ImageCorpus:
@@ -111,7 +106,7 @@ def open_image_corpus(folder: Path, verify: bool = False) -> ImageCorpus:
     return ImageCorpus(folder, meta["fingerprint"], ImageKind(meta["channels"], tuple(meta["classes"])), **splits)
 
 
-def _build_entry(source: PairSource, fingerprint: str, folder: Path, log: LogFn) -> None:
+def _build_entry(source: PairSource, fingerprint: str, log: LogFn, folder: Path) -> None:
     files: dict[str, Any] = {}
     counts = []
     for split in SPLITS:
