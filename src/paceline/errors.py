@@ -120,6 +120,17 @@ def reject_value(key: str, value: object, reason: str, code: Code = "not-support
     return UserError(f"{key}={value}: {reason}", code=code, key=key)
 
 
+def missing_value(key: str, hint: str) -> UserError:
+    """Return the error for a key of the run file that is needed and not given."""
+    return UserError(f"{key}: not given; {hint}", code="missing-value", key=key)
+
+
+def not_installed(what: object, package: str, extra: str = "") -> UserError:
+    """Return the error for a package that is needed for something."""
+    message = f"{what} needs {package}, which is not installed; type  pip install '{extra or package}'"
+    return UserError(message, code="not-installed", key=package)
+
+
 def invalid_workload(method: str, reason: str) -> UserError:
     """Return the error for a method or an attribute of a workload that does not keep its contract."""
     return UserError(f"workload: {reason}", code="invalid-workload", key=method)

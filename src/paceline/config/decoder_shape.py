@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 
 MAX_DIVISOR = 100_000
 
@@ -37,8 +37,9 @@ class DecoderShape:
         sizes = {**PRESETS[preset], **given}
         if missing := [f"model.{name}" for name in ("width", "heads", "layers") if name not in sizes]:
             others = ", ".join(name for name in PRESETS if name != preset)
-            message = f"model.preset={preset} needs {' and '.join(missing)} too; or take one of {others}"
-            raise UserError(message, code="missing-value", key=missing[0])
+            raise reject_value(
+                "model.preset", preset, f"needs {' and '.join(missing)}; or take {others}", "missing-value"
+            )
         sizes.setdefault("kv_heads", sizes["heads"])
         sizes.setdefault("ffn", -(-8 * sizes["width"] // 3 // 64) * 64)
         shape = cls(**{"vocab": vocab, "context": sequence, **sizes})
@@ -50,26 +51,25 @@ class DecoderShape:
         if self.width % (self.heads * step):
             wrong = "does not divide" if self.width % self.heads else "leaves an odd number of features per head of"
             fits = [] if self.width % step else find_divisors(self.width // step)
-            near = _suggest_nearest(self.heads, fits)
-            raise _conflict("model.heads", f"model.heads={self.heads} {wrong} model.width={self.width}{near}")
+            raise self._reject("heads", f"{wrong} model.width={self.width}{_suggest_nearest(self.heads, fits)}")
         if self.heads % self.kv_heads:
             near = _suggest_nearest(self.kv_heads, find_divisors(self.heads))
-            problem = f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}{near}"
-            raise _conflict("model.kv_heads", problem)
+            raise self._reject("kv_heads", f"does not divide model.heads={self.heads}{near}")
         if self.experts and self.top_k > self.experts:
-            more = f"model.top_k={self.top_k} is more than model.experts={self.experts}"
-            raise _conflict("model.top_k", f"{more}; type  model.top_k={self.experts}")
+            raise self._reject("top_k", f"there are {self.experts} experts; type  model.top_k={self.experts}")
         if self.experts and self.ffn_kind != "swiglu":
-            raise _conflict("model.ffn_kind", "model.experts are gated; type  model.ffn_kind=swiglu")
-        for name, value in (("shared_ffn", self.shared_ffn), ("balance_by", self.balance_by)):
-            if value not in (0, "loss") and not self.experts:
-                raise _conflict("model.experts", f"model.{name}={value} needs model.experts; type  model.experts=8")
+            raise self._reject("ffn_kind", "experts are gated; type  model.ffn_kind=swiglu")
+        for name in ("shared_ffn", "balance_by"):
+            if getattr(self, name) not in (0, "loss") and not self.experts:
+                raise self._reject(name, "needs model.experts; type  model.experts=8")
         if vocab > self.vocab:
-            few = f"model.vocab={self.vocab} is fewer than the {vocab} tokens of the data"
-            raise _conflict("model.vocab", f"{few}; type  model.vocab={vocab}  or a smaller  data.vocab")
+            raise self._reject("vocab", f"the data have {vocab} tokens; type  model.vocab={vocab}")
         if self.positions == "learned" and sequence > self.context:
-            long = f"data.sequence={sequence} is longer than the {self.context} learned positions; "
-            raise _conflict("data.sequence", f"{long}type  data.sequence={self.context}  or  model.context={sequence}")
+            hint = f"there are {self.context} learned positions; type  model.context={sequence}"
+            raise reject_value("data.sequence", sequence, hint, "invalid-value")
+
+    def _reject(self, name: str, reason: str) -> UserError:
+        return reject_value(f"model.{name}", getattr(self, name), reason, "invalid-value")
 
     @property
     def head_dim(self) -> int:
@@ -94,10 +94,6 @@ class DecoderShape:
         if self.positions == "learned":
             tables += self.context * self.width
         return tables + self.layers * (self.weights_per_layer + 2 * self.width) + self.width
-
-
-def _conflict(key: str, message: str) -> UserError:
-    return UserError(message, code="invalid-value", key=key)
 
 
 def find_divisors(number: int) -> list[int]:

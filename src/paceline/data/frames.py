@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
+from paceline.errors import InvalidData, not_installed
 from paceline.io.files import expand_cache, write_atomic
 
 
@@ -20,8 +20,7 @@ def to_arrow(frame: Any) -> Any:
     try:
         import pyarrow
     except ImportError:
-        message = "a table in memory needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'"
-        raise UserError(message, code="not-installed") from None
+        raise not_installed("a table in memory", "pyarrow", "paceline[parquet]") from None
     if type(frame).__module__.partition(".")[0] != "pandas":
         return pyarrow.table(frame)
     arrays = {}
@@ -52,7 +51,7 @@ def store_frame(frame: Any, key: str) -> Path:
     """Write the table as Parquet into the cache, named by its content, and return the path."""
     table = to_arrow(frame)
     if not table.num_rows:
-        raise UserError(f"{key}: the table has no rows", code="invalid-data", key=key)
+        raise InvalidData(f"{key}: the table has no rows", key=key)
     import pyarrow.parquet
 
     content = io.BytesIO()

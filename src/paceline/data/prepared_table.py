@@ -27,7 +27,7 @@ from paceline.data.order import derive_key, mix
 from paceline.data.table_encoder import SplitWriter, TableEncoder
 from paceline.data.table_source import Column, TableSource, encode_words, open_tables, parse_cell
 from paceline.data.tables import check_columns, format_label
-from paceline.errors import UserError, join_names
+from paceline.errors import InvalidValue, UserError, join_names, reject_value
 from paceline.io.files import expand_cache, hash_value, validate_fields
 from paceline.workload import LogFn, ignore_log
 
@@ -184,8 +184,8 @@ def _build_table(folder: Path, data: TableData, train: TableSource, test: TableS
         raise UserError(f"{train.name}: {len(writers['train'])} training rows; at least 2 are needed", key="data.path")
     for name in set(encoder.categories).difference(data.categories):
         if (count := len(encoder.known.get(name, ()))) > max(MAX_WORDS, MAX_WORD_SHARE * seen):
-            message = f"{train.name}: {name!r} has {count:,} different words; leave it out as  data.ignore=[{name}]"
-            raise invalid_data(f"{message},  or keep it as  data.categories=[{name}]", "data.ignore")
+            hint = f"type  data.ignore=[{name}]  or, to keep it,  data.categories=[{name}]"
+            raise invalid_data(f"{train.name}: {name!r} has {count:,} different words; {hint}", "data.ignore")
     first = np.array(RowSplit(folder, "train", len(encoder.names)).X[:COUNTED_ROWS])
     bins = sum(min(MAX_BINS, len(np.unique(column[~np.isnan(column)]))) for column in first.T)
     facts = encoder.facts(writers["train"], writers["test"]) | {"bins": bins, "gaps": bool(np.isnan(first).any())}
@@ -233,11 +233,10 @@ def _write_bins(folder: Path, data: TableData, columns: int, rows: int) -> None:
 def encode_rows(rows: Sequence[Mapping[str, Any]], coding: Coding) -> np.ndarray:
     """Encode new rows as those of the table were; a category that it did not have is missing."""
     if wrong := [row for row in rows if not isinstance(row, Mapping)]:
-        message = f"{wrong[0]!r:.80} is not a row: give mappings with the columns {join_names(coding.columns, 12)}"
-        raise UserError(message, code="invalid-value")
+        raise InvalidValue(f"{wrong[0]!r:.80} is not a row of {join_names(coding.columns, 12)}")
     if missing := [name for name in coding.columns if not any(name in row for row in rows)]:
         given = join_names([str(name) for name in rows[0]], 12)
-        message = f"the rows have no column {join_names(missing)}, which the model needs (found: {given})"
+        message = f"the rows have no column {join_names(missing)} (found: {given})"
         raise UserError(message, code="unknown-name", key=missing[0])
     block: dict[str, Column] = {}
     for name in coding.columns:
@@ -255,8 +254,7 @@ def _parse_cells(name: str, values: Sequence[Any]) -> np.ndarray:
         try:
             found[number] = parse_cell(value)
         except ValueError:
-            message = f"row {number + 1}: {name!r} is {value!r:.40}, expected a number"
-            raise UserError(message, code="invalid-value", key=name) from None
+            raise InvalidValue(f"row {number + 1}: {name!r} is {value!r:.40}, not a number", key=name) from None
     return found
 
 
@@ -296,7 +294,7 @@ def choose_target(objective: str, task: Task | None, label: str, facts: TableFac
         if task is None:
             types = "type  model.objective=multiclass  or  model.objective=regression"
             problem = f"{label!r} may be classes or amounts ({_join_values(facts)}); {types}"
-        raise UserError(f"model.objective={objective}: {problem}", code="invalid-value", key="model.objective")
+        raise reject_value("model.objective", objective, problem, "invalid-value")
     if task not in (Task.BINARY, Task.CLASSES):
         return TableTarget(task, (), ())
     return TableTarget(task, facts.classes or tuple(f"{value:g}" for value in facts.values), facts.values)

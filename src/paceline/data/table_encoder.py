@@ -10,7 +10,7 @@ import numpy as np
 from paceline.data.cache import ArrayWriter
 from paceline.data.table_source import Block, Column, TableSource, Words
 from paceline.data.tables import format_label
-from paceline.errors import UserError, join_names
+from paceline.errors import InvalidData, UserError, join_names
 
 MAX_LABEL_VALUES = 1024
 REMAPPED_ROWS = 1 << 16
@@ -139,11 +139,9 @@ class TableEncoder:
                 X[:, number] = self._encode_words(name, column)
                 continue
             if isinstance(column, Words):
-                message = f"{source}: {name!r} is not a number; type  data.ignore=[{name}]"
-                raise UserError(message, key="data.categories")
+                raise InvalidData(f"{source}: {name!r} is not a number; type  data.ignore=[{name}]", key=name)
             if len(bad := np.flatnonzero(np.isinf(column))):
-                message = f"{source} row {seen + bad[0] + 1}: {name!r} is infinite; leave missing values empty"
-                raise UserError(message, key=name)
+                raise InvalidData(f"{source} row {seen + bad[0] + 1}: {name!r} is infinite", key=name)
             X[:, number] = column
         return X
 
@@ -165,8 +163,7 @@ class TableEncoder:
         bad = np.flatnonzero(column.codes < 0 if isinstance(column, Words) else ~np.isfinite(column))
         if len(bad) or (self.label_words and not words):
             row = f" row {seen + bad[0] + 1}" if len(bad) else ""
-            message = f"{source}{row}: the label {self.label!r} is missing; leave such rows out"
-            raise UserError(message, key="data.label")
+            raise InvalidData(f"{source}{row}: the label {self.label!r} is missing", key="data.label")
         if not isinstance(column, Words):
             return column.astype(np.float32)
         self.label_words = True
@@ -180,7 +177,7 @@ class TableEncoder:
         missing = np.flatnonzero(keys < 0 if isinstance(column, Words) else ~np.isfinite(keys))
         if len(missing):
             row = f"{source} row {seen + missing[0] + 1}"
-            raise UserError(f"{row}: the query {self.query!r} is missing; leave such rows out", key="data.query")
+            raise InvalidData(f"{row}: the query {self.query!r} is missing", key="data.query")
         begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
         numbers, known = [], self.query_numbers
         for begin in begins:

@@ -20,7 +20,7 @@ from paceline.data.files import invalid_data, invalid_format, read_beginning
 from paceline.data.npz import open_npz, read_npz_heads
 from paceline.data.order import derive_key, draw_fractions
 from paceline.data.tables import check_columns, check_table, format_label, open_parquet
-from paceline.errors import UserError, get_first_line
+from paceline.errors import UserError, get_first_line, missing_value, not_installed, reject_value
 
 KINDS = {f".{kind}": kind for kind in ("csv", "tsv", "parquet", "feather", "npz")} | {".pq": "parquet", ".arrow": "ipc"}
 BLOCK_ROWS = 1 << 16
@@ -67,7 +67,7 @@ def open_tables(data: TableData, heads_only: bool = False) -> tuple[TableSource,
     """Return the training table, and the test table if there is one. `heads_only`: only the first rows of arrays."""
     if data.path is None:
         if data.test_path is not None:
-            raise UserError(f"data.test_path={data.test_path} needs data.path", code="missing-value", key="data.path")
+            raise missing_value("data.path", f"data.test_path={data.test_path} needs it")
         return _open_synthetic(data), None
     path, kind = check_table(data.path, "data.path", KINDS)
     if kind == "npz":
@@ -237,8 +237,7 @@ class ArrowTable:
             import pyarrow
             from pyarrow import dataset
         except ImportError:
-            message = f"{key}={path}: needs pyarrow, which is not installed; type  pip install 'paceline[trees]'"
-            raise UserError(message, code="not-installed") from None
+            raise not_installed(f"{key}={path}", "pyarrow", "paceline[trees]") from None
         try:
             if kind in ("csv", "tsv"):
                 names = dataset.dataset(path, format=dataset.CsvFileFormat(*_build_csv_options(kind))).schema.names
@@ -250,7 +249,7 @@ class ArrowTable:
             before, _, reason = get_first_line(error).rpartition("multiple columns named ")
             if before:
                 raise invalid_data(f"{key}={path}: two columns are named {reason!r}; rename one", key) from None
-            raise UserError(f"{key}={path}: cannot be read as {kind} ({reason})", code="unreadable", key=key) from None
+            raise reject_value(key, path, f"cannot be read as {kind} ({reason})", "unreadable") from None
         return cls(path, kind, opened)
 
     @property
@@ -279,8 +278,8 @@ class ArrowTable:
                     column = clean_text_column(batch.column(name))
                     found[name] = [kind for kind in found[name] if kind == "words" or convert_text(column, kind)]
         if others := [name for name in names if not found[name]]:
-            message = f"{self.path}: {others[0]!r} holds {types[others[0]]}; leave it out as  data.ignore=[{others[0]}]"
-            raise invalid_data(message, "data.ignore")
+            held = f"{others[0]!r} holds {types[others[0]]}"
+            raise invalid_data(f"{self.path}: {held}; type  data.ignore=[{others[0]}]", "data.ignore")
         return {name: kinds[0] for name, kinds in found.items()}
 
     def count_rows(self) -> float:

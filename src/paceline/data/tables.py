@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.files import check_file, invalid_data, invalid_format, iter_lines
-from paceline.errors import UserError, did_you_mean, get_first_line, join_names
+from paceline.errors import UserError, did_you_mean, get_first_line, join_names, not_installed
 from paceline.io.files import check_regular
 
 TABLE_KINDS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -150,8 +150,7 @@ def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
-        message = f"{path}: Parquet needs pyarrow, which is not installed; type  pip install 'paceline[parquet]'"
-        raise UserError(message, code="not-installed") from None
+        raise not_installed(path, "pyarrow", "paceline[parquet]") from None
     try:
         check_regular(path)
         with pyarrow.parquet.ParquetFile(path, buffer_size=STREAMED_BYTES if streamed else 0) as file:

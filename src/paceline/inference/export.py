@@ -22,7 +22,7 @@ import numpy as np
 
 from paceline import __version__
 from paceline.config.registry import describe_error, find_entry, is_script
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed, UserError, not_installed
 from paceline.inference.trained_model import FittedModel, StoredModel, TrainedModel, open_stored
 from paceline.io.arguments import option_error
 from paceline.io.files import write_atomic, write_json
@@ -64,8 +64,7 @@ def export(
         return out
     _check_folder(out)
     if is_script(folder.recorded_spec().workload):
-        message = f"{run} is a run of a script, without a class to build its model from; use  --out {out}.safetensors"
-        raise UserError(message, code="not-supported", key="--out")
+        raise option_error("--out", f"a script has no class; use  --out {out}.safetensors", "not-supported")
     stored = open_stored(run, which, code)
     with _open_scratch(out) as scratch:
         whole = scratch / "all"
@@ -184,8 +183,7 @@ def _fill_folder(stored: StoredModel | FittedModel, folder: Path, onnx: bool) ->
     if isinstance(stored, FittedModel):
         write = getattr(stored.fitted, "write_onnx", None)
         if onnx and write is None:
-            message = f"--onnx: a run of {stored.workload.spec.workload} is not written as ONNX; leave it out"
-            raise UserError(message, code="not-supported", key="--onnx")
+            raise option_error("--onnx", f"not for {stored.workload.spec.workload}; leave it out", "not-supported")
         stored.fitted.export(folder)
         if onnx and write is not None:
             write(folder / ONNX_FILE)
@@ -230,8 +228,7 @@ def export_onnx(workload: Workload, model: nn.Module, file: Path, otherwise: str
     """Write an ONNX file with dynamic sizes, and compare its outputs with the model's; `otherwise` is a remedy."""
     for name in ("onnx", "onnxscript"):
         if importlib.util.find_spec(name) is None:
-            message = f"an ONNX file needs {name}, which is not installed: pip install 'paceline[onnx]'"
-            raise UserError(message, code="not-installed", key=name)
+            raise not_installed("an ONNX file", name, "paceline[onnx]")
     import torch
 
     model, inputs = workload.onnx(model) if workload.has("onnx") else trace_example_call(workload, model, otherwise)
@@ -242,8 +239,7 @@ def export_onnx(workload: Workload, model: nn.Module, file: Path, otherwise: str
 
 
 def _onnx_error(reason: str, otherwise: str) -> UserError:
-    message = f"torch cannot export this model as ONNX: {reason}; {otherwise}"
-    return UserError(message, code="not-supported", key="--onnx")
+    return option_error("--onnx", f"torch cannot export this model: {reason}; {otherwise}", "not-supported")
 
 
 def _try_export(model: nn.Module, inputs: dict[str, Tensor], first: Any, file: Path) -> BaseException | None:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.data.files import hash_text, invalid_data, iter_below
-from paceline.errors import UserError
+from paceline.errors import not_installed
 
 CLASSES = ("numpy", "scipy", "torch", "standard library")
 EXTRACTION = 1  # raise it when a change below changes the texts: cached corpora are named by it
@@ -103,8 +103,7 @@ def _find_package_folder(name: str) -> Path:
         return Path(sysconfig.get_path("stdlib"))
     spec = find_spec(name)  # finds a top-level package without importing it
     if spec is None or not spec.submodule_search_locations:
-        message = f"data.source=docstrings reads {name}, which is not installed; type  pip install {name}"
-        raise UserError(message, code="not-installed")
+        raise not_installed("data.source=docstrings", name)
     return Path(spec.submodule_search_locations[0])
 
 

@@ -27,7 +27,7 @@ from paceline.data.files import (
     iter_lines,
     open_text,
 )
-from paceline.errors import UserError
+from paceline.errors import missing_value, reject_value
 from paceline.io.files import expand_cache, hash_value
 from paceline.workload import LogFn
 
@@ -61,7 +61,7 @@ def open_documents(data: Any, looking: bool = False) -> DocumentSource:
 
 def _open_docstrings(data: Any) -> DocumentSource:
     if data.path is not None:
-        raise UserError(f"data.path={data.path}: type  data.source=text  to read it", code="conflict")
+        raise reject_value("data.path", data.path, "type  data.source=text  to read it", "conflict")
 
     @cache
     def parts() -> list[DocumentPart]:
@@ -106,8 +106,7 @@ def _open_text_files(data: Any, looking: bool) -> DocumentSource:
 
 def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:
     if path is None:
-        hint = "source text reads a file, a folder or a pattern; type  data.path=FILE"
-        raise UserError(f"data.path: not given; {hint}", code="missing-value", key="data.path")
+        raise missing_value("data.path", "type  data.path=FILE, a folder or a pattern")
     return find_files(path, "data.path", READ_SUFFIXES, looking)
 
 

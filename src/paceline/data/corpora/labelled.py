@@ -28,7 +28,7 @@ from paceline.data.files import (
     iter_lines,
 )
 from paceline.data.tables import iter_columns, locate_row, open_csv
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import did_you_mean, missing_value, reject_value
 from paceline.io.files import expand_cache, hash_value
 from paceline.workload import LogFn
 
@@ -117,8 +117,7 @@ class LabelledTable:
 
 def _open_table(data: Any, looking: bool) -> LabelledSource:
     if data.path is None:
-        given = f"data.path: not given; source {data.source} reads a file"
-        raise UserError(f"{given}; type  data.path=FILE.{data.source}", code="missing-value", key="data.path")
+        raise missing_value("data.path", f"type  data.path=FILE.{data.source}")
     given, path = data.path, check_file(data.path, "data.path")
     test_path = None if data.test_path is None else check_file(data.test_path, "data.test_path")
     table = LabelledTable(path, data.source, data.text, data.label)
@@ -150,7 +149,7 @@ def _scan_labels(table: LabelledTable, test_fraction: float | None) -> tuple[dic
     for _, text, label in table.rows():
         labels.add(label)
         if len(labels) > MAX_CLASSES:
-            many = f"column {table.label!r} has more than {MAX_CLASSES:,} distinct values, and names no classes"
+            many = f"{table.label!r} has over {MAX_CLASSES:,} different values"
             raise invalid_data(f"{path}: {many}; type  data.label=COLUMN", "data.label")
         if test_fraction is not None:
             hashes.add(text)
@@ -187,8 +186,8 @@ def _fingerprint_source(data: Any, content: object, **fields: object) -> str:
 def _reject_keys(data: Any, *keys: str) -> None:
     for key in keys:
         if (value := getattr(data, key)) is not None:
-            unused = f"data.{key}={value}: source {data.source} does not read it"
-            raise UserError(f"{unused}; drop it, or type  data.source=csv", code="conflict", key=f"data.{key}")
+            reason = f"source {data.source} does not read it; drop it, or type  data.source=csv"
+            raise reject_value(f"data.{key}", value, reason, "conflict")
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,13 +312,13 @@ def _list_oddities(split: str, counts: dict[str, Any], classes: tuple[str, ...],
 
 def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
     if path is None:
-        raise UserError(f"data.path: not given; {EXPECTED}", code="missing-value", key="data.path")
+        raise missing_value("data.path", EXPECTED)
     folder = path.expanduser()
     files = [[folder / name for name in names if (folder / name).exists()] for names in (TRAIN_NAMES, TEST_NAMES)]
     for names, existing in zip((TRAIN_NAMES, TEST_NAMES), files, strict=True):
         if not existing:
             problem = f"there is no {names[0]}" if folder.is_dir() else "not a folder"
-            raise UserError(f"data.path={folder}: {problem}; {EXPECTED}", code="not-found", key="data.path")
+            raise reject_value("data.path", folder, f"{problem}; {EXPECTED}", "not-found")
     return check_file(files[0][0], "data.path"), check_file(files[1][0], "data.path")
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from paceline.config import RunSpec
 from paceline.config.registry import describe_error, guard_user_code, load_user_function
-from paceline.errors import Code, UserError, did_you_mean
+from paceline.errors import Code, UserError, did_you_mean, reject_value
 from paceline.nn.class_metrics import class_sums
 from paceline.nn.keras_backend import is_keras
 from paceline.nn.keras_module import KerasModule, keras, reset_keras_names, use_device_of
@@ -50,20 +50,20 @@ def _call_builder(section: KerasModel) -> Any:
     with guard_user_code(BUILD_KEY, section.build):
         found = function(**section.arguments)
     if not is_keras(found) or not isinstance(found, nn.Module):
-        message = f"{BUILD_KEY}: {section.build} returned {type(found).__name__}, expected a keras.Model"
-        raise UserError(message, code="invalid-workload")
+        reason = f"returned {type(found).__name__}, expected a keras.Model"
+        raise reject_value(BUILD_KEY, section.build, reason, "invalid-workload")
     return found
 
 
 def _load_saved(file: Path) -> Any:
     """Load a .keras file; Keras rejects functions that are saved as code."""
     if not file.is_file():
-        raise UserError(f"{BUILD_KEY}: no such file {str(file)!r}", code="not-found", key=BUILD_KEY)
+        raise reject_value(BUILD_KEY, file, "no such file", "not-found")
     try:
         return keras.saving.load_model(file, safe_mode=True)
     except (ValueError, TypeError, KeyError, OSError) as error:
-        hint = "if it has your own layers, give a function:  model: file.py:function"
-        raise UserError(f"{BUILD_KEY}: {file} cannot be read: {describe_error(error)}; {hint}") from None
+        hint = "if it has your own layers, type  model=file.py:function"
+        raise reject_value(BUILD_KEY, file, f"{describe_error(error)}; {hint}", "unreadable") from None
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,7 @@ def resolve_loss(section: KerasModel, model: Any) -> SampleLoss:
     if isinstance(given, dict | list | tuple) and len(given) == 1:
         given = next(iter(given.values() if isinstance(given, dict) else given))
     if not given:
-        hint = "write  model: {build: file.py:build, loss: mean_squared_error}  or call  model.compile(loss=…)"
-        raise _loss_error(f"not given; {hint}", "missing-value")
+        raise _loss_error("not given; type  model.loss=NAME  or call  model.compile(loss=…)", "missing-value")
     if isinstance(given, dict | list | tuple) or model._compile_loss._user_loss_weights:
         raise _loss_error(f"several losses or loss_weights in compile() are not supported; {FUNCTION_HINT}")
     if isinstance(given, str):
@@ -274,5 +273,4 @@ def _check_keeps_sums(name: str, metric: Any, output: Any, y: Any) -> None:
         counted.append([variable.value.detach().double().clone() for variable in metric.variables])
     for whole, first, second in zip(*counted, strict=True):
         if not torch.allclose(whole, first + second, rtol=1e-4, atol=1e-6):
-            message = f"model.metrics: {name} does not keep sums, so ranks cannot share it; leave it out"
-            raise UserError(message, code="not-supported", key="model.metrics")
+            raise reject_value("model.metrics", name, "keeps no sums, so ranks cannot share it; leave it out")

@@ -19,7 +19,7 @@ from paceline.config.registry import guard_user_code, load_user_function, load_u
 from paceline.data.files import invalid_data
 from paceline.data.npz import UNREADABLE
 from paceline.data.samples import as_samples
-from paceline.errors import UserError, did_you_mean
+from paceline.errors import UserError, did_you_mean, missing_value, reject_value
 from paceline.io.files import write_atomic
 from paceline.layout import Layout
 from paceline.nn.keras_backend import import_keras
@@ -50,8 +50,7 @@ class KerasWorkload(Workload):
         super().__init__(spec)
         self.section, self.source = cast(KerasModel, spec.model), cast(KerasData, spec.data)
         if not self.section.build:
-            hint = "write  model: file.py:build  for a function that returns a model"
-            raise UserError(f"model.build is not given; {hint}", code="missing-value", key="model.build")
+            raise missing_value("model.build", "type  model=file.py:build  for a function that returns a model")
         import_keras()
 
     @property
@@ -81,8 +80,7 @@ class KerasWorkload(Workload):
         known += ["auc"] * ("macro_f1" in known)  # which needs samples of two classes
         if self.section.score.removeprefix("-") not in ("", *known):
             hint = did_you_mean(self.section.score, known) or f"; use one of {', '.join(known)}"
-            message = f"model.score={self.section.score}: no such metric{hint}"
-            raise UserError(message, code="unknown-name", key="model.score")
+            raise reject_value("model.score", self.section.score, f"no such metric{hint}", "unknown-name")
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
         self.score = self.section.score or ("accuracy" if "accuracy" in metrics else "-loss")  # type: ignore[misc]
@@ -187,8 +185,8 @@ def _to_numbers(given: Any) -> Tensor:
             given = np.load(given, allow_pickle=False)
         return torch.from_numpy(np.asarray(list(given.values()) if isinstance(given, Mapping) else given, np.float32))
     except UNREADABLE:
-        hint = "write a function  encode(inputs)  beside the one that builds the model"
-        raise invalid_data(f"{str(given)[:60]!r} is not an array of numbers; {hint}") from None
+        hint = "write  encode(inputs)  beside the function that builds the model"
+        raise invalid_data(f"{str(given)[:60]!r} is no array of numbers; {hint}") from None
 
 
 def _drop_dates(file: Path) -> None:
@@ -217,8 +215,7 @@ def guard_model_call() -> Iterator[None]:
 def load_keras_samples(source: str, split: str) -> Samples | None:
     """Load a split; None if it does not exist. `source` is a function of the split, or one that returns both."""
     if not source.rpartition(":")[0]:
-        hint = "write  data: file.py:function  for what returns (inputs, targets)"
-        raise UserError(f"{SOURCE_KEY} is not given; {hint}", code="missing-value", key=SOURCE_KEY)
+        raise missing_value(SOURCE_KEY, "type  data=file.py:function  for what returns (inputs, targets)")
     function = load_user_function(source, SOURCE_KEY)
     with guard_user_code(SOURCE_KEY, source):
         takes_split = bool(inspect.signature(function).parameters)

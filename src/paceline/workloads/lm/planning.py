@@ -5,7 +5,7 @@ from typing import Any
 from paceline.config import RunSpec
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.tokenizer import estimate_vocabulary_size
-from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.planner.candidates import SplitOptions
 from paceline.planner.formulas.shape import build_decoder_blocks
 from paceline.planner.model_inputs import apply_frozen_groups
@@ -18,8 +18,7 @@ def build_lm_cost_model(spec: RunSpec, samples: int | None, tokens: float | None
     data: Any = spec.data
     vocab, known, length = estimate_vocabulary_size(data), samples, data.sequence
     if tokens is not None:
-        message = f"--tokens: samples of lm have data.sequence={length} tokens; change that instead"
-        raise UserError(message, code="not-supported", key="--tokens")
+        raise option_error("--tokens", f"a sample has data.sequence={length}; change that", "not-supported")
     found, held_out = None if samples else TokenStreams.cached(data), None
     if found is not None:
         vocab, known, held_out = found.vocab, *(-(-(len(split) - 1) // length) for split in (found.train, found.test))

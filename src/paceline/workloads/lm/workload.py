@@ -13,7 +13,7 @@ from paceline.config import RunSpec
 from paceline.config.decoder_shape import DecoderShape
 from paceline.data.corpora.documents import LMBatch, TokenStreams, Windows
 from paceline.data.corpora.tokenised import CorpusWorkload
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 from paceline.inference.export import write_standalone
 from paceline.layout import Layout, check_context, check_experts
 from paceline.parallel.context import ContextGroup
@@ -76,24 +76,21 @@ class LanguageModel(CorpusWorkload):
         super().suits(layout)
         shape = cast(LMModel, self.spec.model).shape(vocab=1, sequence=self.sequence)
         sizes = {name: getattr(shape, name) for name in ("heads", "kv_heads", "ffn")}
-        tensor, pipeline = f"parallel.tensor={layout.tensor}", f"parallel.pipeline={layout.pipeline}"
         for name, size in sizes.items():
             if size % layout.tensor:
                 near = max(n for n in range(1, layout.tensor) if not any(size % n for size in sizes.values()))
-                reason = f"{tensor} does not divide model.{name}={size}; use parallel.tensor={near}"
-                raise _conflict("parallel.tensor", reason)
+                raise _reject_axis(layout, "tensor", f"does not divide model.{name}={size}; use {near}")
         check_context(layout, "data.sequence", self.sequence)
         if layout.sequence and self.sequence // layout.context % layout.tensor:
             near = -(-self.sequence // layout.tensor) * layout.tensor
-            reason = f"{tensor} does not divide data.sequence={self.sequence}; use data.sequence={near}"
-            raise _conflict("parallel.tensor", reason)
+            raise _reject_axis(layout, "tensor", f"does not divide data.sequence={self.sequence}; use {near}")
         if layout.sequence and shape.positions == "learned":
-            raise _conflict("parallel.sequence", "parallel.sequence=true needs model.positions=rotary")
+            raise _reject_axis(layout, "sequence", "needs model.positions=rotary")
         check_experts(layout, "model.experts", shape.experts)
         if layout.stages > shape.layers:
             most = shape.layers // (layout.stages // layout.pipeline)
-            given = f"{pipeline}: {layout.stages} stages for {shape.layers} layers"
-            raise _conflict("parallel.pipeline", f"{given}; use parallel.pipeline={most} or fewer")
+            stages = f"{layout.stages} stages for {shape.layers} layers"
+            raise _reject_axis(layout, "pipeline", f"{stages}; use {most} or fewer")
 
     def inputs(self, batch: LMBatch) -> tuple[Tensor, dict[str, Tensor]]:
         return batch.tokens, {"targets": batch.targets}
@@ -141,5 +138,5 @@ class LanguageModel(CorpusWorkload):
         return {**asdict(self.shape), **facts}
 
 
-def _conflict(key: str, message: str) -> UserError:
-    return UserError(message, code="conflict", key=key)
+def _reject_axis(layout: Layout, axis: str, reason: str) -> UserError:
+    return reject_value(f"parallel.{axis}", getattr(layout, axis), reason, "conflict")

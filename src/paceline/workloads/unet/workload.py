@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from paceline.config import RunSpec
 from paceline.data.files import invalid_data
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 from paceline.inference.export import write_standalone
 from paceline.io.files import read_json, validate_fields, write_json
+from paceline.io.format import plural
 from paceline.layout import Layout
 from paceline.nn.class_metrics import count_confusion
 from paceline.parallel.precision import to_at_least_fp32
@@ -77,8 +78,7 @@ class Segmentation(Workload):
         size, step = self.images.size, 2**self.shape.depth
         if size % step:
             near = " or ".join(str(side) for side in (size // step * step, -(-size // step) * step) if side)
-            message = f"data.size={size} cannot be halved model.depth={self.shape.depth} times; use {near}"
-            raise UserError(message, code="conflict", key="data.size")
+            raise reject_value("data.size", size, f"cannot be halved {self.shape.depth} times; use {near}", "conflict")
         self.evaluation_chunk = max(1, EVALUATED_PIXELS // size**2)
 
     def prepare(self, log: LogFn) -> None:
@@ -170,8 +170,8 @@ class Segmentation(Workload):
             image = read_image(Path(given)) if file else np.asarray(given)
             image = image if image.ndim == 3 else image[..., None]
             if image.ndim != 3 or not image.size or image.shape[2] != channels or image.dtype != np.uint8:
-                found = f"{given if file else f'image {number}'} has {image.dtype} values of shape {list(image.shape)}"
-                raise invalid_data(f"{found}; expected 8 bits and {channels} channel{'s' * (channels > 1)}")
+                found = f"{given if file else f'image {number}'} is {image.dtype} of shape {list(image.shape)}"
+                raise invalid_data(f"{found}; expected 8 bits and {plural(channels, 'channel')}")
             images.append(torch.from_numpy(image.transpose(2, 0, 1).copy()))
         return images
 
