@@ -200,7 +200,7 @@ def test_what_a_mask_leaves_out_does_not_count():
     [
         ({"build": "bild"}, None, "did you mean 'build'"),
         ({"build": "build", "arguments": {"depth": 2}}, None, "model.arguments: "),
-        ({"build": "nothing"}, None, "nothing returned int"),
+        ({"build": "nothing"}, None, "nothing: returned int"),
         ({"build": "fails"}, None, "models.py:fails fails: "),
         ({"build": "frozen"}, None, "model.loss: not given"),
         ({"build": "frozen", "loss": "mean_sqared_error"}, None, "did you mean 'mean_squared_error'"),
