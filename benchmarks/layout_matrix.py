@@ -63,7 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "own encoder": {"workload": f"{DOCS / 'examples' / 'own_encoder.py'}:Encoder"},
 }
 LAYOUTS = (
-    *("fsdp:2", "context:2", "context:4", "fsdp:2+context:2"),
+    *("fsdp:2", "context:2", "context:4", "context:2:ring", "context:4:ring", "fsdp:2+context:2"),
     *("ddp:2+expert:2", "ddp:4+expert:4", "fsdp:4+expert:2", "fsdp:4+expert:4"),
     *("tensor:2", "fsdp:2+tensor:2", "pipeline:2", "fsdp:2+pipeline:2", "tensor:2+context:2", "tensor:2+pipeline:2"),
     *("fsdp:2+tensor:2+pipeline:2", "fsdp:2+context:2+tensor:2", "fsdp:2+context:2+pipeline:2"),

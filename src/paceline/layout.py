@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config import Parallel, RunSpec, Train
+from paceline.config.sections import RingRanks
 from paceline.errors import Code, UserError
 
 ZERO_STAGES = {"single": 0, "ddp": 0, "fsdp": 3, "hsdp": 3, "zero1": 1, "zero2": 2, "zero3": 3}
@@ -41,6 +42,7 @@ class Layout:
     checkpointing: str = "none"
     offload: bool = False
     context: int = 1  # ranks that divide each sequence
+    ring: bool = False  # they pass its keys and values round
     expert: int = 1  # ranks, of those over which gradients are summed, that divide the experts
 
     @property
@@ -117,8 +119,8 @@ class Layout:
 
 
 EXAMPLES = (
-    "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, context:2, fsdp:4+expert:2, pipeline:2:gpipe, "
-    "fsdp:2+tensor:2+pipeline:2"
+    "single, ddp:2, fsdp:4, hsdp:2x2, tensor:2+sequence, context:2, context:4:ring, fsdp:4+expert:2, "
+    "pipeline:2:gpipe, fsdp:2+tensor:2+pipeline:2"
 )
 
 
@@ -151,6 +153,8 @@ def parse_layout(text: str) -> dict[str, Any]:
             case ("pipeline", [ranks], [] | [_]):
                 found |= {"pipeline": ranks, "ranks": found["ranks"] * ranks}
                 found |= {"schedule": rest[1]} if rest[1:] else {}
+            case ("context", [ranks], ["ring"]):
+                found |= {name: RingRanks(ranks), "ranks": found["ranks"] * ranks}
             case (("tensor" | "context"), [ranks], []):
                 found |= {name: ranks, "ranks": found["ranks"] * ranks}
             case ("expert", [ranks], []):
@@ -182,8 +186,9 @@ def layout_of(spec: RunSpec) -> Layout:
         reason = f"train.global_batch={least} is smaller than {ranks}, and each needs a sample"
         raise _error(f"{reason}; use {use}", "train.global_batch")
     _check_expert(parallel, strategy, shard if ZERO_STAGES[strategy] else data)
-    same_names = ("tensor", "sequence", "context", "expert", "pipeline", "schedule")
+    same_names = ("tensor", "sequence", "expert", "pipeline", "schedule")
     given: dict[str, Any] = {axis: getattr(parallel, axis) for axis in same_names}
+    given |= {"context": int(parallel.context), "ring": isinstance(parallel.context, RingRanks)}
     given |= {"offload": parallel.offload, "checkpointing": parallel.activation_checkpointing}
     layout = Layout(strategy, replicate, batch, _micro_batch(parallel, math.ceil(batch / data)), shard, **given)
     _check_batchnorm_group(spec.train.batchnorm_group, layout)
@@ -296,6 +301,11 @@ def _find_conflicts(spec: RunSpec, strategy: str) -> Iterator[str]:
         yield "strategy=zero1 excludes tensor and pipeline; use zero2, fsdp or ddp"
     if parallel.sequence and parallel.tensor == 1:
         yield "sequence=true needs tensor parallelism; use parallel.tensor=2"
+    if isinstance(parallel.context, RingRanks) and parallel.context == 1:
+        yield "context=1:ring needs a divided sequence; use 2:ring"
+    if isinstance(parallel.context, RingRanks) and parallel.activation_checkpointing == "selective":
+        kept = "activation_checkpointing=selective, which would keep the attention of each round"
+        yield f"context={parallel.context} excludes {kept}; use none or full"
     if least is not None and parallel.ranks != least and parallel.ranks - each < least:
         reached = f"{parallel.ranks} ranks shrink by {each} (tensor × context × pipeline)"
         yield f"least_ranks={least} cannot be reached: {reached}; use fewer, or leave it out"

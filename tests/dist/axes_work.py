@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from paceline.launch.environment import detect_rank
 from paceline.launch.process_group import create_device_mesh, join_ranks
+from paceline.nn.attention import causal_attention
 from paceline.nn.chunked_loss import NOT_COUNTED
 from paceline.parallel.context import ContextGroup
 from paceline.runlog.timers import CollectiveTimer
@@ -44,14 +45,14 @@ def loss_of(model, batch):
     return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=NOT_COUNTED, reduction="sum")
 
 
-def compare_packed(kinds):
+def compare_packed(kinds, ring):
     """The largest difference of losses, and of gradients relative to the largest, from those of whole sequences."""
     place, found, batch = detect_rank(os.environ), {}, build_packed_batch()
     with join_ranks(place, "cpu", 1, 120):
         mesh = create_device_mesh("cpu", (place.world,), ("context",))
         for kind in kinds:
             whole, model = build_model(kind), build_model(kind)
-            gather_context(model, context := ContextGroup(mesh, CollectiveTimer()))
+            gather_context(model, context := ContextGroup(mesh, CollectiveTimer(), ring))
             (wanted := loss_of(whole, batch)).backward()
             (total := loss_of(model, divide_context(batch, context))).backward()
             dist.all_reduce(total := total.detach())
@@ -61,3 +62,25 @@ def compare_packed(kinds):
                 apart.append(float((ours.grad - theirs.grad).abs().max() / ours.grad.abs().max()))
             found[kind] = abs(float(total - wanted)) / float(wanted), max(apart)
     return found
+
+
+def compare_rings():
+    """The largest difference of attention and its gradients from those of whole sequences, by type; and of attention
+    with a mask, which is gathered, from that without a ring."""
+    place, found = detect_rank(os.environ), {}
+    with join_ranks(place, "cpu", 1, 120):
+        mesh = create_device_mesh("cpu", (place.world,), ("context",))
+        context, plain = (ContextGroup(mesh, CollectiveTimer(), ring) for ring in (True, False))
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            generator = torch.Generator().manual_seed(0)
+            whole = [torch.randn(2, 8 * place.world, n, 8, generator=generator).to(dtype) for n in (4, 2, 2, 4)]
+            *inputs, gradient = whole
+            leaves, parts = ([f(x).clone().requires_grad_() for x in inputs] for f in (torch.clone, context.part))
+            (wanted := causal_attention(*leaves)).backward(gradient)
+            (seen := context.attend(*parts)).backward(context.part(gradient))
+            pairs = [(seen, wanted), *((a.grad, b.grad) for a, b in zip(parts, leaves, strict=True))]
+            apart = [(ours - context.part(theirs)).abs().max() for ours, theirs in pairs]
+            found[str(dtype).removeprefix("torch.")] = float(torch.stack(apart).detach().max())
+        mask = context.mask(8, window=5)
+        masked, gathered = (group.attend(*parts, mask) for group in (context, plain))
+        return {**found, "masked": float((masked - gathered).abs().max().detach())}

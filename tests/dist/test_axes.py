@@ -4,7 +4,7 @@ import shutil
 import textwrap
 
 import pytest
-from axes_work import compare_packed
+from axes_work import compare_packed, compare_rings
 
 from hf_models import TEXTS, save
 from paceline import RunResult, resume, train
@@ -23,9 +23,19 @@ def _values(layout):
     return {f"parallel.{name}": value for name, value in parse_layout(layout).items()}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_packed_texts_do_not_see_each_other_in_a_divided_row(ranks):
-    for kinds in run_ranks(compare_packed, (["llama", "mistral"],), ranks):
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_ring_attends_as_whole_sequences_do(ranks):
+    """Grouped heads; to rounding, in each type."""
+    for found in run_ranks(compare_rings, (), ranks):
+        assert found["float64"] < 1e-13
+        assert found["float32"] < 1e-5
+        assert found["bfloat16"] < 0.05
+        assert found["masked"] == 0
+
+
+@pytest.mark.parametrize(("ranks", "ring"), [(2, False), (2, True), (4, False)])
+def test_packed_texts_do_not_see_each_other_in_a_divided_row(ranks, ring):
+    for kinds in run_ranks(compare_packed, (["llama", "mistral"], ring), ranks):
         for kind, (loss, gradients) in kinds.items():
             assert loss < 1e-6, kind
             assert gradients < 1e-5, kind
@@ -42,6 +52,29 @@ class Unsummed(LanguageModel):
         super().gather_context(model, context)
         whole = context.gather
         context.gather = lambda x: whole(x.detach()).index_copy(1, context.positions(x.shape[1], x.device), x)
+
+class Unreturned(LanguageModel):
+    "Keys and values that came round a ring have no gradient: losses of the first step are right."
+    def gather_context(self, model, context):
+        from paceline.parallel import ring
+        super().gather_context(model, context)
+        complete = ring._attend_backward
+        def partial(*sides):
+            grad_q, grad_k, grad_v = complete(*sides)
+            own = sides[5]  # the causal block
+            return grad_q, grad_k * own, grad_v * own
+        ring._attend_backward = partial
+
+class Unjoined(LanguageModel):
+    "Rounds of a ring are added up as if each had seen as much."
+    def gather_context(self, model, context):
+        from paceline.parallel import ring
+        super().gather_context(model, context)
+        complete = ring._attend
+        def equal(*sides):
+            out, lse, seed = complete(*sides)
+            return out, lse * 0, seed
+        ring._attend = equal
 
 class Scaled(LanguageModel):
     "A gradient twice as large on its way back."
@@ -131,6 +164,8 @@ def test_a_mixture_goes_on_under_another_layout(tiny_lm, tmp_path, saved, resume
     ("fault", "layout", "changes"),
     [
         ("Unsummed", "context:2", {}),
+        ("Unreturned", "context:2:ring", {}),
+        ("Unjoined", "fsdp:1+context:2:ring", {}),
         ("Scaled", "fsdp:1+context:2", {}),
         ("Misplaced", "context:2", {}),
         ("Halved", "ddp:2+expert:2", MIXTURE),

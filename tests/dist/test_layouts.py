@@ -16,12 +16,13 @@ pytestmark = pytest.mark.usefixtures("warm_ranks")
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 ON_TWO = [
-    *("ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "tensor:2+sequence", "context:2"),
+    *("ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "tensor:2+sequence", "context:2", "context:2:ring"),
     *(f"pipeline:2:{schedule}" for schedule in SCHEDULES),
 ]
 ON_MORE = [
     *("fsdp:4", "hsdp:2x2", "ddp:2+tensor:2", "fsdp:2+tensor:2", "pipeline:2+tensor:2", "fsdp:2+pipeline:2"),
     *("fsdp:2+context:2", "pipeline:2+context:2", "fsdp:2+tensor:2+pipeline:2", "ddp:2+tensor:2+context:2"),
+    *("context:4:ring", "fsdp:2+context:2:ring", "tensor:2+context:2:ring", "pipeline:2+context:2:ring"),
 ]
 VARIANTS = {
     "plain": {},
@@ -44,7 +45,7 @@ LAYOUTS = {
     "plain": ON_TWO,
     "accumulated, recomputed": (*ON_TWO, *ON_MORE),
     "selective": ("fsdp:2", "tensor:2+sequence", "pipeline:2:1f1b"),
-    "bf16": ("ddp:2", "fsdp:2", "tensor:2+sequence", "context:2", "pipeline:2:1f1b"),
+    "bf16": ("ddp:2", "fsdp:2", "tensor:2+sequence", "context:2", "context:2:ring", "pipeline:2:1f1b"),
     "lamb": ("zero1:2", "fsdp:2", "tensor:2", "pipeline:2:interleaved"),
     "muon": ("zero1:2", "fsdp:2", "tensor:2", "pipeline:2:interleaved", "fsdp:2+tensor:2"),
     "8bit": ("ddp:2", "zero1:2", "fsdp:2", "tensor:2", "pipeline:2:1f1b"),

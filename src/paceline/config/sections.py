@@ -176,7 +176,26 @@ def write_batch(batch: int) -> Any:
     return {str(k): n for k, n in batch.schedule.items()} if isinstance(batch, GrowingBatch) else batch
 
 
+class RingRanks(int):
+    """Ranks of `context` that pass keys and values round; written as `4:ring`."""
+
+    def __str__(self) -> str:
+        return f"{int(self)}:ring"
+
+
+def read_context(value: Any, check: ValidatorFunctionWrapHandler) -> int:
+    if isinstance(value, RingRanks):
+        return value
+    number, _, way = value.partition(":") if isinstance(value, str) else ("", "", "")
+    return RingRanks(check(int(number))) if way == "ring" and number.isdecimal() else int(check(value))
+
+
+def write_context(ranks: int) -> Any:
+    return str(ranks) if isinstance(ranks, RingRanks) else ranks
+
+
 NUMBER: dict[str, Any] = {"type": "integer", "exclusiveMinimum": 0}
+CONTEXT_SCHEMA = WithJsonSchema({"anyOf": [NUMBER, {"type": "string", "pattern": r"^\d+:ring$"}]})
 BATCH_SCHEMA = WithJsonSchema({"anyOf": [NUMBER, {"type": "object", "additionalProperties": NUMBER}]})
 
 
@@ -323,7 +342,12 @@ class Parallel(Section):
     replicate: int | None = field(None, "copies", "hsdp: whole copies of the model, each sharded over the rest", gt=0)
     tensor: int = field(1, "ranks", "ranks that share every matrix product", gt=0)
     sequence: bool = field(False, "", "the ranks of tensor also share what lies between the matrix products")
-    context: int = field(1, "ranks", "ranks that divide each sequence; attention gathers its keys and values", gt=0)
+    context: Annotated[int, WrapValidator(read_context), PlainSerializer(write_context), CONTEXT_SCHEMA] = field(
+        1,
+        "ranks",
+        "ranks that divide each sequence; attention gathers its keys and values, or with 4:ring passes them round",
+        gt=0,
+    )
     expert: int = field(1, "ranks", "data-parallel ranks that divide the experts of a mixture", gt=0)
     pipeline: int = field(1, "ranks", "ranks that hold consecutive layers", gt=0)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(

@@ -2,7 +2,8 @@
 
 A sequence of 2n chunks goes to n ranks, chunks r and 2n - 1 - r to rank r, so that each computes as much of the causal
 half. Keys and values are gathered once in each layer, in their own order; the backward pass sums their gradients and
-leaves each rank its part. All else works on single tokens, and gradients are summed as those of other samples are.
+leaves each rank its part. Or they are passed round (`ring.py`), where no mask is needed. All else works on single
+tokens, and gradients are summed as those of other samples are.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.launch.shared_device import route_through_host
 from paceline.nn.attention import causal_attention
 from paceline.parallel.ddp import ALL_GATHER
+from paceline.parallel.ring import attend_in_ring, suits_ring
 from paceline.runlog.timers import CollectiveTimer
 
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -23,8 +26,9 @@ REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sca
 class ContextGroup:
     """The ranks that divide a sequence, as one of them sees it."""
 
-    def __init__(self, mesh: DeviceMesh, timer: CollectiveTimer) -> None:
+    def __init__(self, mesh: DeviceMesh, timer: CollectiveTimer, ring: bool = False) -> None:
         self.group, self.rank, self.ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        self.messages, self.ring = route_through_host(self.group, torch.device(mesh.device_type)), ring
         self.chunks = self.rank, 2 * self.ranks - 1 - self.rank
         self.timer = timer
 
@@ -65,6 +69,8 @@ class ContextGroup:
 
         The mask (B, 1, S of this rank, whole S), if there is one, is True where a query may look.
         """
+        if self.ring and mask is None and not dropout and suits_ring(q_BSHd, k_BSKd, v_BSKd):
+            return attend_in_ring(q_BSHd, k_BSKd, v_BSKd, self, scale)
         keys, values = self.gather(torch.cat([k_BSKd, v_BSKd], -1)).split([k_BSKd.shape[-1], v_BSKd.shape[-1]], -1)
         chunk, parts = q_BSHd.shape[1] // 2, []
         for place, index in enumerate(self.chunks):

@@ -209,7 +209,7 @@ def build_context_group(setup: ModelSetup) -> ContextGroup | None:
         return None
     sizes = layout.pipeline * layout.data, layout.context, layout.tensor
     mesh = create_device_mesh(setup.device.type, sizes, ("outer", "context", "inner"))
-    group = ContextGroup(mesh["context"], setup.timer)
+    group = ContextGroup(mesh["context"], setup.timer, layout.ring)
     if setup.execution.compiled_layers:  # a collective with a gradient of its own stays outside of a compiled layer
         cast(Any, group).attend = torch.compiler.disable(group.attend)
     return group

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from paceline.config import DEFAULT, RunSpec
+from paceline.config.sections import RingRanks
 from paceline.hardware.catalogue import Cluster
 from paceline.io.format import size
 from paceline.layout import ZERO_STAGES, Layout
@@ -162,7 +163,9 @@ def family_name(layout: Layout) -> str:
     strategy = layout.strategy
     if strategy == "hsdp":
         strategy += f" {layout.replicate}×{layout.shard}"
-    axes = [f"{axis} {getattr(layout, axis)}" for axis in split_axes(layout)]
+    axes = [
+        f"{axis} {getattr(layout, axis)}{' ring' * (axis == 'context' and layout.ring)}" for axis in split_axes(layout)
+    ]
     return " + ".join(axes if strategy == "single" and axes else [strategy, *axes])
 
 
@@ -236,6 +239,7 @@ class LayoutConstraints:
     strategy: str | None = None
     tensor: int | None = None
     context: int | None = None
+    ring: bool | None = None  # with `context` written as 4:ring
     expert: int | None = None
     pipeline: int | None = None
     schedule: str | None = None
@@ -259,12 +263,14 @@ def constraints_of(spec: RunSpec) -> LayoutConstraints:
     parallel = spec.parallel
     defaults = type(parallel)()
     given = {}
-    for name in (one.name for one in fields(LayoutConstraints) if one.name != "written"):
+    for name in (one.name for one in fields(LayoutConstraints) if one.name not in ("ring", "written")):
         value = getattr(parallel, name)
         written = spec.origin(f"parallel.{name}") != DEFAULT or value != getattr(defaults, name)
         if written and value not in (None, "auto"):
             given[name] = value
     as_written = tuple(given.items())
+    if isinstance(given.get("context"), RingRanks):
+        given |= {"context": int(given["context"]), "ring": True}
     if given.get("strategy") == "zero3":
         given["strategy"] = "fsdp"
     if parallel.reduce != "exact":  # for data parallelism alone
@@ -330,7 +336,9 @@ class LayoutSpace:
             offload_only = self.cluster.devices == 1 and strategy == "fsdp" and free
             shape = (replicate, self.batch, 1, shard, tensor, pipeline, schedule, sequence)
             family = Layout(strategy, *shape, offload=offload_only, context=context)
-            yield from (replace(family, expert=expert) for expert in self._divide_experts(family))
+            for ring in self._list_exchanges(context):
+                divided = (replace(family, ring=ring, expert=expert) for expert in self._divide_experts(family))
+                yield from divided
 
     def _reject(self, code: RejectReason, tensor: int, pipeline: int, context: int, data: int) -> RejectedFamily:
         axes: dict[str, Any] = {"tensor": tensor, "context": context, "pipeline": pipeline}
@@ -362,6 +370,13 @@ class LayoutSpace:
             RejectReason.UNFILLED: data and pipeline > 1 and self.batch // data < pipeline,
         }
         return next((reason for reason, holds in obstacles.items() if holds), None)
+
+    def _list_exchanges(self, context: int) -> list[bool]:
+        """List whether keys and values are passed round a ring; under selective recomputation they are not."""
+        fixed = self.constraints
+        if context == 1 or fixed.activation_checkpointing == "selective":
+            return [False]
+        return [False, True] if fixed.ring is None else [fixed.ring]
 
     def _divide_experts(self, family: Layout) -> Iterator[int]:
         """Yield numbers of ranks that may divide the experts: none, and as many as fit into a node."""

@@ -193,8 +193,10 @@ class TrainingCostModel(CostModel):
         """Yield, for each way to recompute, the layouts from the largest micro-batch to the smallest."""
         if offload and ZERO_STAGES[family.strategy] < 2:
             return
-        usual = CHECKPOINTING if self.splits.recomputes else CHECKPOINTING[:1]
+        usual: tuple[str, ...] = CHECKPOINTING if self.splits.recomputes else CHECKPOINTING[:1]
         fixed = self.constraints.activation_checkpointing
+        if family.ring:  # recomputing part of a layer would keep the attention of each round
+            usual = tuple(how for how in usual if how != "selective")
         for checkpointing in usual if fixed is None else (fixed,):
             kind = replace(family, checkpointing=checkpointing, offload=offload)
             yield [replace(kind, micro_batch=size) for size in self._list_micro_batches(kind)]
@@ -222,7 +224,8 @@ class TrainingCostModel(CostModel):
         names += [name for name in axes if getattr(layout, name) != getattr(usual, name)]
         names += ["schedule"] * (layout.pipeline > 1)
         keys = {"checkpointing": "activation_checkpointing"}
-        return {f"parallel.{keys.get(name, name)}": getattr(layout, name) for name in names}
+        found = {f"parallel.{keys.get(name, name)}": getattr(layout, name) for name in names}
+        return found | ({"parallel.context": f"{layout.context}:ring"} if layout.ring else {})
 
     def advice(self, plan: "Plan") -> Iterator[str]:
         return advise_training(self, plan)
@@ -281,7 +284,15 @@ class TrainingCostModel(CostModel):
             return cast(Placement, self._cache[key])
         passes, zero = layout.passes(layout.global_batch), ZERO_STAGES[layout.strategy]
         self._cache[key] = found = Placement(
-            *(layout.replicate, layout.shard, layout.tensor, layout.pipeline, layout.context, layout.expert),
+            *(
+                layout.replicate,
+                layout.shard,
+                layout.tensor,
+                layout.pipeline,
+                layout.context,
+                layout.ring,
+                layout.expert,
+            ),
             micro_batch=-(-layout.global_batch // layout.data) / passes,
             accumulate=passes,
             zero=zero,
@@ -313,6 +324,7 @@ class TrainingCostModel(CostModel):
             fresh_gradients=one_pass and (sharded or layout.strategy == "single"),
             keeps_casts=sharded and not self.narrow_gathers,
             keeps_ends=sharded and self.narrow_gathers,
+            waits_for_keys=True,
         )
 
     def memory(self, layout: Layout, where: PricedCluster) -> TrainingMemory:

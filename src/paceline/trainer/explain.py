@@ -34,7 +34,7 @@ def derive_facts(spec: RunSpec, workload: BaseWorkload | None = None, samples: i
     if workload is not None and order is not None:
         lines += [*describe_evaluation(workload, order), *describe_model(workload, layout)]
         lines += describe_division(workload, layout)
-    return [*lines, *describe_execution(spec, layout, order), *describe_network(spec)]
+    return [*lines, *describe_exchange(layout), *describe_execution(spec, layout, order), *describe_network(spec)]
 
 
 def list_equations(
@@ -121,6 +121,20 @@ def make_example(samples: Samples) -> Any:
 
     few = np.arange(min(EXAMPLE_SAMPLES, len(samples)))
     return samples.batch(few, few)
+
+
+def describe_exchange(layout: Layout) -> list[str]:
+    """Describe how the ranks that divide a sequence see each other's keys and values."""
+    if layout.context == 1:
+        return []
+    if layout.ring:
+        where = "those of attention with a mask (windows, texts end to end), or in fp32 on CUDA devices, are gathered"
+        return [
+            f"keys and values are passed round {layout.context} ranks, none of which keeps those of others; {where}"
+        ]
+    kept = "kept for the backward pass" if layout.checkpointing == "none" else "gathered again in the backward pass"
+    other = f"parallel.context={layout.context}:ring passes them round"
+    return [f"keys and values of {layout.context} ranks are gathered and {kept}; {other}"]
 
 
 def describe_evaluation(workload: BaseWorkload, order: "Order") -> list[str]:

@@ -1,5 +1,6 @@
 """Cost models: steps, types, states, frozen weights, the user's own model, and a kind of work that is not known."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,29 @@ def test_long_sequences_are_planned_as_an_h200_runs_them(sequence, measured_s):
     price = build_cost_model(spec.replace({"parallel.activation_checkpointing": "none"})).price(layout_of(spec), where)
     assert price.step_s == pytest.approx(measured_s, rel=0.05)
     assert resolve_target("1xA100").at(1).physics == GPU_PHYSICS
+
+
+def test_a_ring_keeps_no_keys_of_others_and_is_taken_where_they_do_not_fit():
+    whole = {
+        "parallel.activation_checkpointing": "none",
+        "parallel.context": 8,
+        "data.sequence": 131_072,
+        "data.vocab": 32_000,
+    }
+    spec = sharded().replace({**whole, "model.preset": "7b", "parallel.micro_batch": 1, "train.global_batch": 8})
+    layout = layout_of(spec.replace({"parallel.ranks": 8}))
+    where, model = resolve_target("8xH200").at(8), build_cost_model(spec)
+    gathered, ring = (model.price(replace(layout, ring=way), where) for way in (False, True))
+    keys, rounds = 2 * 4096 * 131_072, 7  # of a sample, in a layer
+    on_its_way = 2 * (6 * keys + 6 * 4096 * 131_072) / 8
+    kept = gathered.memory.activations_bytes - ring.memory.activations_bytes
+    assert kept == pytest.approx(2 * 32 * rounds / 8 * keys - on_its_way)
+    assert gathered.step_s < ring.step_s  # an older kernel, and its parts are joined
+    assert (gathered.fits, ring.fits) == (False, True)
+    found = plan(spec, "8xH200", [8]).rows[0]
+    assert found.price.layout.ring
+    assert model.overrides(found.price.layout)["parallel.context"] == "8:ring"
+    assert not plan(sharded().replace({"parallel.context": 8}), "8xH100", [8]).rows[0].price.layout.ring
 
 
 def test_divided_experts_are_held_once_in_each_group():

@@ -26,6 +26,9 @@ MASKED_SCORE_FLOPS = 250.0  # where a kernel reads a mask for each score
 FP8_CAST_BYTES = {"eager": 6.0, "compiled": 6.0, "fused": 2.0}
 """An operand read in 16 bits for its range and again for the cast, and written in 8 bits twice, once transposed; where
 kernels are fused by hand, the one before casts with the range of earlier steps, and only the writes remain."""
+RING_BYTES, RING_ROWS = 20.0, 0.75
+"""Moved for each feature of a query to join a round of a ring to those before, in fp32, and to repeat keys for heads
+that share them; of the queries, those that see anything in a round."""
 UPDATE_TAIL_S = 60e-6
 """Of an update, for weights that decay and for others together: the last pieces keep few multiprocessors busy."""
 UNPACK, COMPILED_UNPACK = 10.5, 2.5  # bytes read and written to unpack a weight in 4 bits to 16
@@ -125,10 +128,14 @@ class Roofline:
             efficiency = physics.packed_efficiency if packed else physics.attention_efficiency
             flops = MASKED_SCORE_FLOPS if attention.masked else PACKED_SCORE_FLOPS if packed else SCORE_FLOPS
             score_s = flops / device.flops_s["fp32"]
-            if placement.runtime.older_attention:
+            if placement.runtime.older_attention or placement.ring:  # the kernel that returns sums is flash attention 2
                 efficiency *= device.older_fraction
             products = 4.0 * attention.head_width * scores / (rate * efficiency)
-            return products + scores * score_s, FUSED_BACKWARD * products + scores * score_s
+            each_s = scores * score_s
+            if placement.ring:
+                rounds = RING_ROWS * (placement.context - 1)
+                each_s += rounds * RING_BYTES * attention.query_elements * share / self.bandwidth
+            return products + each_s, FUSED_BACKWARD * products + each_s
         products = attention.flops * share / rate
         passes = DROPPED_SCORE_PASSES if attention.dropped and not device.synchronous else PLAIN_SCORE_PASSES
         moved = passes * attention.score_elements * share * self.numbers.element_bytes

@@ -100,9 +100,10 @@ def estimate_memory(
     weights, gradients, states, host = _states(params, trained, experts, placement, numbers)
     sample_bytes = placement.micro_batch / placement.context * numbers.element_bytes  # of an element of each sample
     saved = _saved_elements(layer, placement)
-    kept = layers * _in_flight(placement) * saved
+    kept = layers * _in_flight(placement) * saved + _on_the_ring(layer, placement)
     if placement.recompute == "full":  # keeps what enters each layer, and all of the one layer at work
         kept = layers * _in_flight(placement) * (layer.edge_elements / _sequence_cut(placement)) + saved
+        kept += _on_the_ring(layer, placement)
     activations = sample_bytes * (kept + head.saved_whole_elements + embedding.saved_whole_elements)
     logits = _logits(head, placement, numbers)
     if placement.runtime.fresh_gradients:  # whichever is more, at the end of the forward or of the backward pass
@@ -163,13 +164,22 @@ def _saved_elements(layer: BlockShape, placement: Placement) -> float:
         saved += (layer.eager_saved_elements - norms) / t + (0.0 if placement.runtime.fused_norms else norms / cut)
         saved += layer.routed_elements * (2 if placement.expert > 1 else 1)  # before they are put into their order
     if placement.recompute != "selective" or layer.attention is None:
-        gathered = layer.attention.key_elements * (placement.context - 1) if layer.attention else 0.0
+        others = 0 if placement.ring else placement.context - 1
+        gathered = layer.attention.key_elements * others if layer.attention else 0.0
         return saved + gathered / t  # the keys and values of other ranks are kept too
     if not layer.attention.fused:
         return saved - layer.attention.copies * layer.attention.score_elements / t
     # the attention output and every second product are kept
     products = sum(m.rows * m.outer / (t if m.split == "outer" else cut) for m in layer.matmuls)
     return layer.edge_elements / cut + layer.edge_elements / t + products / 2
+
+
+def _on_the_ring(layer: BlockShape, placement: Placement) -> float:
+    """Count what the backward pass of one layer holds of keys and values that are passed round: with those of the next
+    rank, and gradients of both in fp32; and for the queries a gradient in fp32, and keys as each head reads them."""
+    if not placement.ring or layer.attention is None:
+        return 0.0
+    return (6 * layer.attention.key_elements + 6 * layer.attention.query_elements) / placement.tensor
 
 
 def _logits(head: BlockShape, placement: Placement, numbers: DtypeSizes) -> float:

@@ -71,6 +71,7 @@ class Runtime:
     """Sharded weights are cast by autocast, which keeps the casts of all layers until the forward pass is over."""
     channels_last: bool = False  # images have their channels innermost where that is faster
     keeps_ends: bool = False  # sharded embedding and head stay gathered through a step
+    waits_for_keys: bool = False  # attention begins when the keys of a divided sequence are gathered
 
     @property
     def compiled(self) -> bool:
@@ -105,6 +106,7 @@ class Placement:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    ring: bool = False  # those of `context` pass keys and values round, instead of gathering them
     expert: int = 1  # of the devices with other samples, those that divide the experts
     micro_batch: float = 1  # samples of one pass of one group
     accumulate: int = 1

@@ -83,6 +83,10 @@ class AttentionShape:
         return 4.5 if self.dropped else 2.5
 
     @property
+    def query_elements(self) -> float:
+        return float(self.heads) * self.head_width * self.length
+
+    @property
     def key_elements(self) -> float:
         """Return the elements of the keys and values of a sample."""
         return 2.0 * self.kv_heads * self.head_width * self.length

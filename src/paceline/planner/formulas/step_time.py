@@ -302,12 +302,25 @@ class StepPricer:
         return Travel(total, exposed_s(total, compute_s, self.physics, overlap))
 
     def _context(self, layer: BlockShape, compute_s: float) -> Travel:
-        """Price keys and values of a sequence's parts: gathered both ways, and gradients summed."""
+        """Price keys and values of a sequence's parts, gathered, and their gradients summed; or passed round."""
         placement, attention = self.placement, layer.attention
-        if attention is None:
+        if attention is None or placement.context == 1:
             return Travel()
-        total = self._gather_s(attention.key_elements / placement.tensor, placement.context, 2)
-        return Travel(total, exposed_s(total, compute_s, self.physics))
+        if placement.ring:
+            total = self._ring_s(attention.key_elements / placement.tensor)
+        else:
+            total = self._gather_s(attention.key_elements / placement.tensor, placement.context, 2)
+        hidden = placement.ring or not placement.runtime.waits_for_keys
+        return Travel(total, exposed_s(total, compute_s, self.physics, hidden))
+
+    def _ring_s(self, elements: float) -> float:
+        """Price the messages of a ring: keys and values forward and backward, there with their gradients in fp32."""
+        placement, n = self.placement, self.placement.context
+        part = placement.micro_batch * elements / n
+        members = build_group(n, placement.tensor, self.cluster, self.physics)
+        rounds = (n - 1) * (3 if placement.recompute == "full" else 2)
+        sent = part * (rounds * self.numbers.element_bytes + n * max(4.0, self.numbers.element_bytes))
+        return (rounds + n) * (self.physics.call_s + members.hop_s) + sent / members.bytes_s
 
     def _experts(self, layer: BlockShape) -> Travel:
         """Tokens sent to their experts and back, forward and backward, and again where the layer is recomputed."""
