@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from nodes import PORT, nodes, why_not
 from runs import LAYOUTS, says_the_same
@@ -71,13 +70,6 @@ def test_three_nodes_with_different_files_refuse_and_with_the_same_agree(tmp_pat
             codes, said = outcome(machines.start_ranks(command, before=places), 200)
         assert codes == [2 if third else 0] * 3, said
         assert ("on rank 2 (node2)" in said[0]) == bool(third), said
-
-
-def test_topics_on_two_nodes(tmp_path):
-    counts = tmp_path / "counts.npy"
-    np.save(counts, np.random.default_rng(0).poisson(1.0, (60, 40)))
-    codes, said = on_two_nodes(tmp_path, "topics", str(counts), "-k", "3", "--quiet", "--out", str(tmp_path / "runs"))
-    assert codes == [0, 0], said
 
 
 def test_check_across_nodes(lm_file, tmp_path):

@@ -205,21 +205,6 @@ def differences(rows):
     return found
 
 
-def optimizer_states():
-    """Rank 1 has made steps of its own; after the broadcast it has the state of rank 0, which has made one."""
-    hvd.init()
-    model = Net()
-    hvd.broadcast_parameters(model.state_dict())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + hvd.rank(), betas=(0.5 + 0.1 * hvd.rank(), 0.9))
-    for ids, labels in data()[: 1 + 2 * hvd.rank()]:
-        F.cross_entropy(model(ids), labels).backward()
-        optimizer.step()
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    state = optimizer.state_dict()
-    sums = [float(value["exp_avg"].double().sum()) for value in state["state"].values()]
-    return state["param_groups"][0]["lr"], state["param_groups"][0]["betas"], int(state["state"][0]["step"]), sums
-
-
 def batch_norms(dtype=torch.float32):
     """Largest differences to a plain batch norm of all samples: outputs, gradients, running mean and variance."""
     hvd.init()

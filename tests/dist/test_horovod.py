@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hvd_work import batch_norms, collectives, differences, elastic_run, example, gradients, optimizer_states
+from hvd_work import batch_norms, collectives, differences, elastic_run, example, gradients
 
 import paceline.horovod as hvd
 from paceline.errors import RunFailed, UserError
@@ -85,12 +85,6 @@ def test_the_optimiser_trains_as_one_process_does(ranks):
         for name, (far, left_alone) in found.items():
             assert far < (2e-2 if name == "in 16 bits" else 2e-5), name
             assert left_alone, name
-
-
-def test_the_state_of_an_optimiser_becomes_that_of_the_root():
-    first, second = run_ranks(optimizer_states, (), 2)
-    assert first == second
-    assert first[:3] == (0.1, (0.5, 0.9), 1)
 
 
 def test_batch_norm_is_over_the_samples_of_all_ranks():

@@ -10,13 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from paceline import train
 from paceline.config import load
-from paceline.io.files import write_json
 from paceline.launch.local import run_ranks
-from paceline.measurement.links import COLLECTIVES, compute_link_factor, time_collectives
 from paceline.measurement.measure import measure
-from paceline.measurement.recalibration import update_calibration
 from paceline.measurement.rows import FailedRow, drop_failed
-from paceline.planner.calibration import calibrate
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import sum_union
@@ -53,19 +49,6 @@ class Plain(Workload):
 
 class SlowInput(Plain):
     rows = SlowRows
-
-class Uneven(Plain):
-    # most samples are short, some forty times as long
-    lengths = 1 + 39 * np.random.default_rng(0).random(400) ** 12
-    class rows(Rows):
-        def batch(self, ids, keys): return X[ids], torch.tensor(Uneven.lengths[ids])
-    def loss(self, model, batch):
-        time.sleep(0.003 * float(batch[1].sum()))
-        return ((model(batch[0])[:, 0] - batch[0].sum(1)) ** 2).sum(), len(batch[0])
-
-class Costed(Uneven):
-    class rows(Uneven.rows):
-        def cost(self, ids): return Uneven.lengths[ids]
 
 class SlowRank(Plain):
     def loss(self, model, x):
@@ -136,16 +119,6 @@ def test_a_sweep_has_rows_with_all_that_was_measured(swept):
     assert swept.file.is_file()
 
 
-def test_real_ranks_correct_a_real_calibration(swept, tmp_path):
-    file = tmp_path / "calibration.json"
-    write_json(file, calibrate.calibrate_machine([1, 2], lambda text: None, threads=1, enough_s=0.01))
-    correction, planned = update_calibration(swept.folder, file)
-    assert [row.ranks for row in correction.rows] == [1, 2]
-    assert [row.label for row in planned] == ["1 rank", "2 ranks"]
-    for row, plan in zip(swept.rows, planned, strict=False):
-        assert plan.after_s == pytest.approx(row.parts.compute_s + row.parts.exposed_s + row.other_s, rel=0.05)
-
-
 def test_nothing_is_done_twice(swept, run_file, tmp_path):
     """Started again: one more repeat of the rows that worked, and no other run. A half-done run is done anew."""
     folder = tmp_path / swept.folder.name
@@ -181,26 +154,6 @@ def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
     assert finding.cause == "slow rank", finding.text
     assert "rank 1 works" in finding.text
     assert found.rows[1].loads.slowest.rank == 1
-
-
-def test_samples_of_uneven_length_are_balanced_by_their_cost(run_file, tmp_path):
-    waits = []
-    for kind in ("Uneven", "Costed"):
-        _, two = measure(run_file(kind), [1, 2], steps=8, repeats=1, out=tmp_path / kind).rows
-        waits.append(two.parts.waiting_s)
-    assert waits[0] > 0.01
-    assert waits[1] < waits[0] / 2
-
-
-def test_links_between_two_ranks():
-    links = run_ranks(time_collectives, ((1_000, 100_000, 4_000_000),), 2)[0]
-    assert [link.collective for link in links] == list(COLLECTIVES)
-    for link in links:
-        assert len(link.seconds) == 3
-        assert 1e-6 < link.latency_s < 1
-        assert 1e6 < link.bandwidth_bits_s < 1e13
-    assert compute_link_factor("all_reduce", 2) == 1.0
-    assert compute_link_factor("all_gather", 4) == 0.75
 
 
 @pytest.fixture(scope="module")

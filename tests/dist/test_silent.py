@@ -3,7 +3,6 @@
 Here is one of each kind; tests/cluster/test_silent_ranks.py has every phase and every rank.
 """
 
-import json
 import os
 import signal
 import time
@@ -20,7 +19,6 @@ from paceline import train
 from paceline.errors import RankUnresponsive
 from paceline.launch.environment import detect_rank
 from paceline.launch.hang_diagnosis import ProcessMonitor
-from paceline.launch.hang_traces import dump_own_calls, enable_flight_recorder
 from paceline.launch.heartbeat import Heartbeat
 from paceline.launch.local import run_ranks
 from paceline.launch.process_group import create_device_mesh, create_subgroup, join_ranks
@@ -92,31 +90,6 @@ def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, 
     assert "it is waiting for the samples of step 4; its stack" in said
     assert "in be_aborted" in said
     assert "rank 0 waited in be_aborted (test_silent.py:" in said
-
-
-def calls_while_one_waits(folder):
-    place, seen = detect_rank(os.environ), Path(folder, "seen")
-    enable_flight_recorder(os.environ)
-    with join_ranks(place, "cpu", 1, 60.0):
-        dist.broadcast(torch.zeros(1), 0)
-        if place.rank == 0:
-            work = dist.all_reduce(torch.zeros(1), async_op=True)
-            found = dump_own_calls()
-            seen.touch()
-            work.wait()
-        else:
-            while not seen.exists():
-                time.sleep(0.01)
-            found = dump_own_calls()
-            dist.all_reduce(torch.zeros(1))
-        dist.barrier()
-    return json.loads(found)["gloo 0"]
-
-
-def test_torch_knows_which_collectives_each_rank_has_called(tmp_path):
-    first, second = run_ranks(calls_while_one_waits, (str(tmp_path),), 2)
-    assert (first["name"], first["done"]) == ("all_reduce", False)
-    assert (second["name"], second["number"]) == ("broadcast", first["number"] - 1)
 
 
 def listening_addresses():

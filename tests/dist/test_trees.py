@@ -15,7 +15,6 @@ from paceline.errors import RunFailed
 from paceline.launch.environment import detect_rank
 from paceline.launch.local import run_ranks
 from paceline.launch.process_group import join_ranks
-from paceline.reports.report import report
 from paceline.trials.check import check
 from paceline.workloads.trees.xgboost_rounds import XGBoostNetwork
 
@@ -94,12 +93,3 @@ def find_tracker_addresses():
 
 def test_on_one_machine_the_tracker_of_xgboost_is_open_to_the_loopback_alone():
     assert run_ranks(find_tracker_addresses, (), 2) == [["127.0.0.1"], []]
-
-
-def test_the_report_shows_which_columns_are_used(runs, tmp_path):
-    made = report(runs[1][:1], tmp_path / "report")
-    page = made.page.read_text()
-    assert "importance, step 8" in page
-    assert "shap values, step 8" in page
-    text = made.page.with_name("report.md").read_text()
-    assert "documents" not in text

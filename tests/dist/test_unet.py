@@ -9,7 +9,6 @@ from PIL import Image
 
 import paceline
 from conftest import REPOSITORY
-from paceline.cli.main import main
 from paceline.config import build_spec
 from paceline.reports.report import report
 from paceline.runlog.run_dir import RunDir
@@ -58,28 +57,6 @@ def test_the_main_rank_writes_pictures_that_the_report_shows(run, tmp_path):
     page = report([run.path], tmp_path / "report").page.read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "image truth found, step 4" in page
-
-
-def test_masks_of_new_images(run, tmp_path, capsys):
-    """Of two sizes, without the data that were trained on; the file of a mask holds the numbers of classes."""
-    draw = np.random.default_rng(0)
-    images = {"a": draw.integers(0, 256, (32, 32), np.uint8), "b": draw.integers(0, 256, (40, 50), np.uint8)}
-    files = []
-    for name, image in images.items():
-        files.append(tmp_path / f"{name}.png")
-        Image.fromarray(image).save(files[-1])
-    found = paceline.open(run).predict(list(images.values()))
-    with pytest.raises(SystemExit) as left:
-        main(["predict", str(run.path), *map(str, files), "--out", str(tmp_path / "masks")])
-    assert left.value.code == 0
-    assert "2 pictures" in capsys.readouterr().out
-    assert np.array_equal(paceline.open(run.path).predict(files[0])["mask"][0], found["mask"][0]), "a path by itself"
-    for name, mask in zip(images, found["mask"], strict=True):
-        with Image.open(tmp_path / "masks" / f"{name}.png") as written:
-            assert written.mode == "P"
-            assert np.array_equal(np.asarray(written), mask)
-        assert mask.shape == images[name].shape
-    assert [row["found"] for row in found.rows()] == found["found"].tolist()
 
 
 def test_an_exported_folder_finds_the_same_masks_without_paceline(run, tmp_path):

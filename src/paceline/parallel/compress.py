@@ -133,10 +133,7 @@ class PowerSGD(GradientReduction):
 
 
 class LocalSGD(GradientReduction):
-    """Models that train alone and are joined every `parallel.local_steps` steps: local SGD and DiLoCo.
-
-    DiLoCo (Douillard et al., 2023) moves the last common model towards the mean by an outer optimiser.
-    """
+    """Models that train alone and are joined every `parallel.local_steps` steps: local SGD, or DiLoCo (2023)."""
 
     entry = "outer"
     lr, momentum = OUTER_LR, OUTER_MOMENTUM

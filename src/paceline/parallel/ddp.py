@@ -82,10 +82,7 @@ def reject_unused_parameters(model: nn.Module, parameters: LocalParameters) -> N
 
 
 def compare_first_weights(model: nn.Module) -> None:
-    """Raise UserError on all ranks if one has drawn other first weights than the main rank, beyond rounding.
-
-    All start with the main rank's, but such a run could not be repeated, and data may differ for the same reason.
-    """
+    """Raise UserError on all ranks if one has drawn other first weights: such a run could not be repeated."""
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return
     mine, f64 = {}, torch.float64

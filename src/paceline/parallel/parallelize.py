@@ -307,10 +307,7 @@ def compile_model(model: nn.Module, setup: ModelSetup, dynamic: bool | None = No
 
 
 def _build_empty_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups] | None:
-    """Build the model without memory if all of its values are read afterwards.
-
-    None if it needs them while it is built, ties parameters, or draws random numbers that this would change.
-    """
+    """Build without memory what is read afterwards; None if it needs values, ties parameters, or draws others."""
     if setup.begins_whole is None:
         return None
     before = torch.get_rng_state()

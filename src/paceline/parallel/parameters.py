@@ -59,10 +59,7 @@ class ParameterGroups:
 
 
 def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> ParameterGroups:
-    """Return the groups of a whole model, and freeze what is to be frozen.
-
-    Raise UserError for a pattern that decides for no parameter, and if nothing is left to train.
-    """
+    """Return the groups of a whole model, and freeze; raise UserError for an idle pattern, or if nothing trains."""
     names, given = [name for name, _ in model.named_parameters()], ParameterGroups(train.groups)
     table = {**train.groups, **_read_workload_groups(workload, model), **train.groups}
     for pattern in [pattern for pattern in table if pattern not in train.groups]:

@@ -29,10 +29,7 @@ SCHEDULES: dict[str, Any] = {
 
 
 def divide_layers(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
-    """Divide layers into consecutive parts so that the most expensive one is as cheap as possible.
-
-    The first part also has the cost `before`, the last the cost `after`.
-    """
+    """Make the costliest part as cheap as can be; the first also has the cost `before`, the last `after`."""
     assert len(costs) >= parts, "fewer layers than stages"
 
     def greedy(limit: float) -> list[range] | None:
@@ -66,10 +63,7 @@ class Tie:
 def tie_parameters(
     local: LocalParameters, ties: Sequence[Tie], layout: Layout, ahead: DeviceMesh, back: DeviceMesh
 ) -> LocalParameters:
-    """Return what a rank updates, with the gradients of tied parameters summed over the stages that hold them.
-
-    They begin with the values of the stage that has them by their own name.
-    """
+    """Sum gradients of tied parameters over their stages; all begin with those of the stage that names them so."""
     rank, device = ahead.get_local_rank("pipeline"), local[0].data.device
     up, down = (route_through_host(mesh["pipeline"].get_group(), device) for mesh in (ahead, back))
     found, shared = {part.name: part for part in local}, list[tuple[LocalParameter, list[int]]]()

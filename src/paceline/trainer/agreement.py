@@ -11,7 +11,7 @@ import os
 import platform
 import socket
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -45,17 +45,14 @@ HASHED_BYTES = 1 << 28  # of an array or a file: of a larger one, rows that are 
 
 
 def check_ranks_agree(spec: RunSpec, data: str, local_rank: int = 0) -> None:
-    """Raise UserError on all ranks if one differs from the first in spec, code, data, versions or environment.
-
-    `data` is the fingerprint of this rank's data; empty if it is unknown. One rank of each node hashes its files.
-    """
+    """Raise UserError on all ranks if one differs from the first in spec, code, data (its fingerprint) or versions."""
     files = dict(_hash_data_files(spec)) if local_rank == 0 else {}
     _compare_facts(files | dict(_collect_facts(spec, data)), "give all nodes the same files, packages and environment")
 
 
 def check_samples_agree(samples: Samples, order: Order, step: int) -> None:
     """Raise UserError on all ranks if they have other samples: compare their number, arrays and a few of the step."""
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+    if dist.is_initialized() and dist.get_world_size() > 1:
         advice = "give all nodes the same data, and draw at random from torch, numpy or random, which are seeded"
         _compare_facts(dict(_hash_samples(samples, order, step)), advice, key="data")
 
@@ -148,19 +145,17 @@ def check_replicas(tensors: Mapping[str, Tensor], layout: Layout, step: int, ord
     Tensors are compared bit by bit, by sums, between ranks on the same hardware that hold the same part of each; on
     CUDA devices not between tensor-parallel ranks, whose kernels may round differently. So is the place in the data.
     """
-    if not (torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
         return
-    cuda, kinds, parts = torch.cuda.is_initialized(), dict[str, list[str]](), dict[str, Tensor]()
+    cuda, kinds, parts = torch.cuda.is_initialized(), defaultdict[str, list[str]](list), dict[str, Tensor]()
     for name, tensor in tensors.items():
-        kind, local = "", tensor
         if is_sharded(tensor):
-            kind, local = str(tensor.placements), tensor.to_local()
             name = f"{name} at {[tuple(chunk.offsets) for chunk in tensor.__create_chunk_list__()]}"
-        kinds.setdefault(kind, []).append(name)
-        parts[name] = local
+        kinds[str(tensor.placements) if is_sharded(tensor) else ""].append(name)
+        parts[name] = tensor.to_local() if is_sharded(tensor) else tensor
     sums = dict(zip(parts, sum_bits(parts.values()), strict=True))
     place = torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability()
-    place += f" {torch.distributed.get_rank() % layout.tensor}" if cuda else ""
+    place += f" {dist.get_rank() % layout.tensor}" if cuda else ""
     mine = {hash_text(f"{place} {names}"): hash_text(str([sums[name] for name in names])) for names in kinds.values()}
     if order is not None:
         mine[ORDER] = hash_text(str([step, order.samples, order.global_batch(step).ids.tolist()]))
@@ -172,10 +167,7 @@ def check_replicas(tensors: Mapping[str, Tensor], layout: Layout, step: int, ord
 
 
 def _describe_odd_ranks(values: Mapping[int, int], everyone: Sequence[tuple[str, Any]], step: int) -> RunFailed:
-    """Name the ranks that differ from most others, or all without a majority, and the first tensor that differs.
-
-    `everyone` has (host, sums of its tensors by name) of every rank.
-    """
+    """Name the ranks unlike most others, and the first such tensor; `everyone` has (host, sums by name)."""
     common, count = Counter(values.values()).most_common(1)[0]
     decided = 2 * count > len(values)
     odd = [rank for rank, value in values.items() if value != common or not decided]
@@ -196,26 +188,21 @@ def sum_bits(tensors: Iterable[Tensor]) -> list[int]:
     sums = []
     for tensor in tensors:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat = flat.clone() if flat.storage_offset() % 8 else flat
         words = flat.numel() // 8 * 8
-        if flat.storage_offset() % 8:
-            flat = flat.clone()
-        whole = flat[:words].view(torch.int64).sum()
-        sums.append(whole if words == flat.numel() else whole + flat[words:].sum())
+        sums.append(flat[:words].view(torch.int64).sum() + flat[words:].sum())
     return torch.stack(sums).tolist() if sums else []
 
 
 def run_callback(
     workload: Workload, method: Literal["on_step", "on_evaluate"], step: int, values: Mapping[str, Any], device: Any
 ) -> str:
-    """Call `on_step` or `on_evaluate`, and return why the run should stop, or "" to continue.
-
-    The reason is the same on every rank: that of the lowest rank that wants to stop.
-    """
+    """Call a callback; return why the run should stop, in the words of the lowest rank that wants to, or ""."""
     if not workload.has(method):
         return ""
     reason: object = getattr(workload, method)(step, dict(values))
     if not isinstance(reason, str | None):
-        text = f"workload: {method} returned {reason!r}; it must return None, or why the run should stop, as a string"
+        text = f"workload: {method} returned {reason!r}; return None, or why the run should stop, as a string"
         raise RunFailed(text, code="invalid-workload", key=method)
     if not dist.is_initialized():
         return reason or ""

@@ -1,7 +1,4 @@
-"""Report loss spikes and stragglers while a run is training, and which rank and samples made a step not finite.
-
-Times per step are read from heartbeats.
-"""
+"""Report loss spikes, stragglers (by heartbeats), and which rank and samples made a step not finite."""
 
 import socket
 import time
@@ -89,8 +86,8 @@ class AnomalyDetector:
             if self.slow[rank] == LOOKS:
                 took = f"works {duration(beat.busy_s)} on a step, the others {duration(others)}: they wait for it"
                 facts = {"rank": rank, "host": beat.host, "busy_s": beat.busy_s, "others_s": others}
-                text = f"rank {rank} on {beat.host} {took}"
-                self.context.event("notice", about="straggler", step=step, text=text, **facts)
+                facts["text"] = f"rank {rank} on {beat.host} {took}"
+                self.context.event("notice", about="straggler", step=step, **facts)
 
 
 SKIP = "or skip such steps with train.nonfinite=skip"
@@ -98,21 +95,16 @@ MAX_SEARCHED = 4096  # samples of a rank's share
 
 
 def build_nonfinite_error(job: "GradientJob", event: dict[str, Any], local_loss: float | None) -> RunFailed:
-    """Return the error for a step that is not finite, the same on all ranks, all of which call this.
-
-    `local_loss` is this rank's own sum of losses, if it is known.
-    """
+    """Return the error for a step that is not finite, the same on all ranks; `local_loss` is this rank's own."""
     key = "grad_norm" if isfinite(event["loss"]) else "loss"
     what = f"{key.replace('grad_norm', 'gradient norm')} is {event[key]} at step {event['step']}"
     mine = _find_bad_sample(job, event["step"]), local_loss is None or isfinite(local_loss)
     ids = _list_own_ids(job, event["step"])[0].tolist()
     everyone = gather_objects((socket.gethostname(), ids, *mine))
-    several = len(everyone) > 1
     for rank, (host, _, sample, _) in enumerate(everyone):
         if sample:
-            where = f" (rank {rank} on {host})" if several else ""
-            reason = f"{what}: {sample}{where}; remove or replace it, {SKIP}"
-            return RunFailed(reason, code="nonfinite", key="data")
+            where = f" (rank {rank} on {host})" if len(everyone) > 1 else ""
+            return RunFailed(f"{what}: {sample}{where}; remove or replace it, {SKIP}", code="nonfinite", key="data")
     odd = [rank for rank, (_, _, _, finite) in enumerate(everyone) if not finite]
     if 0 < len(odd) < len(everyone):
         host, own, *_ = everyone[odd[0]]
@@ -148,16 +140,15 @@ def _find_bad_sample(job: "GradientJob", step: int) -> str:
     bad: dict[int, tuple[str, Tensor]] = {}
     with suppress(Exception):  # the user's own code: what it raises is another matter
         for i, sample in enumerate(ids.tolist()):
-            leaves = tree_flatten_with_path(samples.batch(ids[i : i + 1], keys[i : i + 1]))[0]
-            for path, leaf in leaves:
+            for path, leaf in tree_flatten_with_path(samples.batch(ids[i : i + 1], keys[i : i + 1]))[0]:
                 if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
                     bad.setdefault(sample, (keystr(path), leaf))
     if not bad or len(bad) == len(ids) > 1:
         return ""
     sample, (part, leaf) = next(iter(bad.items()))
-    row = leaf[0] if leaf.ndim > 1 else leaf
+    row = leaf[0]
     place = (~row.isfinite()).nonzero()[0].tolist()
-    column = f"column {place[0]}" if len(place) == 1 and leaf.ndim > 1 else f"position {place}" if leaf.ndim > 1 else ""
+    column = f"column {place[0]}" if len(place) == 1 else f"position {place}" if place else ""
     file = getattr(job.context.spec.data, "path", None)
     source = Path(file).name if file else job.workload.data_words.format(split="train").partition(": ")[2]
     where = " ".join(filter(None, [part, column])) or "it"

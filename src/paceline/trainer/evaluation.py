@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.data.order import Order, count_evaluated, select_evaluated
 from paceline.data.prefetch import iter_batches, move_batch
 from paceline.data.samples import cost_of, samples_of
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed, invalid_workload
 from paceline.io.files import replace_nonfinite, write_atomic
 from paceline.launch.process_group import gather_objects
 from paceline.nn.experts import count_choices, summarize_loads
@@ -114,11 +114,12 @@ class ChunkSums:
     def add(self, chunk: int, sums: Mapping[str, Tensor | float]) -> None:
         if not isinstance(sums, Mapping):
             line = 'return {"loss": loss_sum, "count": len(labels)}'
-            reason = f"workload: evaluate returned {type(sums).__name__}; it must return sums, as in  {line}"
+            reason = f"workload: evaluate returned {type(sums).__name__}; return sums, as in  {line}"
             raise RunFailed(reason, code="invalid-workload", key="evaluate")
         arrays = {name: _to_array(name, value) for name, value in sums.items()}
-        self.chunks[chunk] = {name: value for name, value in arrays.items() if value.dtype != np.int64}
-        _add_sums(self.whole, {name: value for name, value in arrays.items() if value.dtype == np.int64})
+        whole = {name: value for name, value in arrays.items() if value.dtype == np.int64}
+        self.chunks[chunk] = {name: value for name, value in arrays.items() if name not in whole}
+        _add_sums(self.whole, whole)
 
 
 def _add_sums(totals: dict[str, np.ndarray], sums: Mapping[str, np.ndarray]) -> None:
@@ -146,7 +147,7 @@ def _to_array(name: str, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind in "biuf":
         return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
-    raise UserError(f"workload: evaluate gave {name!r} as {type(value).__name__}; it must be a number or a tensor")
+    raise invalid_workload("evaluate", f"evaluate gave {name!r} as {type(value).__name__}; give a number or a tensor")
 
 
 PICTURED_SAMPLES = 6

@@ -1,14 +1,11 @@
-"""Weights to begin with (`model.init_from`): a safetensors file, the folder of a Hugging Face model, or a run.
-
-They are read into a model that is spread over ranks; what fitted is reported.
-"""
+"""Weights to begin with (`model.init_from`): a safetensors file, a Hugging Face folder or a run, read in shards."""
 
 import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.corpora.tokenised import TOKENIZER
-from paceline.errors import Code, PacelineError, RunFailed, UserError, join_names, suggest_path
+from paceline.errors import Code, PacelineError, RunFailed, UserError, join_names, reject_value, suggest_path
 from paceline.io.files import check_regular, hash_file, hash_value, read_text
 from paceline.launch.process_group import broadcast_from_main, gather_objects, raise_on_all
 from paceline.parallel.parameters import is_sharded
@@ -36,7 +33,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def weights_error(path: Any, reason: str, code: Code = "invalid-data") -> UserError:
-    return UserError(f"{KEY}={path}: {reason}", code=code, key=KEY)
+    return reject_value(KEY, path, reason, code)
 
 
 def open_weights(path: Path, log: LogFn = ignore_log) -> "SafetensorsWeights | SavedWeights":
@@ -61,15 +58,12 @@ def open_weights(path: Path, log: LogFn = ignore_log) -> "SafetensorsWeights | S
 
 
 def _open_run(path: Path, log: LogFn) -> "SavedWeights":
-    """Take the newest checkpoint of a run; log if another one was better."""
+    """Take the newest whole checkpoint of a run."""
     run = RunDir.open(path)
     newest = reader.find_newest(run.checkpoints, log)
     if newest is None:
         resume = f"paceline train --resume {path}"
         raise weights_error(path, f"this run has no whole checkpoint; resume it by  {resume}", "not-found")
-    best = reader.find_best_scored(run.checkpoints)
-    if best is not None and best.step != newest.step and best.score != newest.score:
-        log(f"weights: {path} was best at step {best.step}; to start there, type  {KEY}={best.path}")
     return SavedWeights(newest, reader.read_metadata(newest), f"step {newest.step} of {path}")
 
 
@@ -222,15 +216,8 @@ class WeightMatch:
         return "; ".join(parts)
 
 
-@dataclass
-class MatchPart:
-    """The same for the tensors that one rank holds."""
-
-    used: set[str] = field(default_factory=set)
-    taken: set[str] = field(default_factory=set)
-    drawn: set[str] = field(default_factory=set)  # on purpose: no `model.init_from` has them
-    missing: set[str] = field(default_factory=set)
-    other_shape: dict[str, str] = field(default_factory=dict)
+FITS, DRAWN, MISSING = "", "no file has it", "not there"
+"""Of a tensor of the model; a fourth are the shapes, if only those differ."""
 
 
 class WeightInitializer:
@@ -242,18 +229,17 @@ class WeightInitializer:
 
     def gives_all(self, model: nn.Module | None) -> bool:
         """Return whether every rank has a model of which each tensor is in `model.init_from`."""
-        part = MatchPart() if model is None else self._fit([model], self._weights[0].shapes)[1]
-        return all(gather_objects(model is not None and not (part.drawn or part.missing or part.other_shape)))
+        fits = model is not None and not any(self._fit([model], self._weights[0].shapes)[1].values())
+        return all(gather_objects(fits))
 
     def __call__(self, parts: Sequence[nn.Module]) -> None:
         """Read into the modules that this rank holds; what is wrong on one rank is raised on all."""
         weights, digest = self._weights
         into, mine = self._fit(parts, weights.shapes)
-        everyone = MatchPart()
-        for part in gather_objects(mine):
-            for name, values in vars(part).items():
-                getattr(everyone, name).update(values)
-        self.match = self._summarise_match(everyone, weights, digest)
+        found: dict[str, str] = {}
+        for name, why in ((name, why) for rank in gather_objects(mine) for name, why in rank.items()):
+            found[name] = found.get(name) or why
+        self.match = self._summarise_match(found, weights, digest)
         wrong: PacelineError | None = None
         try:
             weights.read(into)
@@ -281,51 +267,51 @@ class WeightInitializer:
             reason = f"what is in it has changed since {run.path} was started, without a checkpoint to resume from"
             raise weights_error(self.path, f"{reason}; bring it back, or start a new run", "conflict")
 
-    def _fit(self, parts: Sequence[nn.Module], shapes: Mapping[str, Any]) -> tuple[dict[str, Tensor], MatchPart]:
-        """Return (tensors of this rank by their names in `model.init_from`, how all of its tensors fit)."""
-        mine, into = MatchPart(), {}
+    def _fit(self, parts: Sequence[nn.Module], shapes: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return (tensors of this rank by their names in `model.init_from`, how each of its tensors fits)."""
+        into, found = {}, {}
         for part in parts:
             shared = _find_tied_names(part)
             for name, tensor in self.workload.init_from_targets(part).items():
                 if not hasattr(tensor, "shape"):
                     continue
                 source = self.workload.init_from_name(name)
+                found[name] = DRAWN if source is None else FITS
                 if source is None:
-                    mine.drawn.add(name)
-                elif source not in shapes:
-                    others = (self.workload.init_from_name(other) for other in shared.get(name, ()))
-                    (mine.taken if any(other in shapes for other in others) else mine.missing).add(name)
-                elif shapes[source] != tuple(tensor.shape):
-                    mine.used.add(source)
-                    mine.other_shape[name] = f"{list(shapes[source])} there and {list(tensor.shape)} in the model"
-                else:
-                    mine.used.add(source)
-                    mine.taken.add(name)
+                    continue
+                if (there := shapes.get(source)) == tuple(tensor.shape):
                     into[source] = tensor
-        return into, mine
+                elif there is not None:
+                    found[name] = f"{list(there)} there and {list(tensor.shape)} in the model"
+                else:
+                    others = map(self.workload.init_from_name, shared.get(name, ()))
+                    found[name] = FITS if any(other in shapes for other in others) else MISSING
+        return into, found
 
-    def _summarise_match(self, part: MatchPart, weights: Weights, digest: str) -> WeightMatch:
-        left = sorted(weights.shapes.keys() - part.used)
-        if not part.taken:
-            raise weights_error(self.path, self._explain_no_fit(part, left), "conflict")
+    def _summarise_match(self, found: Mapping[str, str], weights: Weights, digest: str) -> WeightMatch:
+        fits = [name for name, why in found.items() if why == FITS]
+        missing = sorted(name for name, why in found.items() if why == MISSING)
+        other = {name: why for name, why in sorted(found.items()) if why not in (FITS, DRAWN, MISSING)}
+        left = sorted(weights.shapes.keys() - set(map(self.workload.init_from_name, found)))
+        if not fits:
+            raise weights_error(self.path, self._explain_no_fit(sorted([*missing, *other]), left), "conflict")
         if self.context.spec.model.match == "all":  # type: ignore[attr-defined]
-            wrong = [f"{name} is {shapes}" for name, shapes in sorted(part.other_shape.items())][:1]
-            wrong += [f"the model has {join_names(sorted(part.missing))}, which is not in it"] * bool(part.missing)
+            wrong = [f"{name} is {shapes}" for name, shapes in other.items()][:1]
+            wrong += [f"the model has {join_names(missing)}, which is not in it"] * bool(missing)
             wrong += [f"it has {join_names(left)}, which is not in the model"] * bool(left)
             if wrong:
                 some = "take those that fit, and draw the others, with  model.match=some"
                 raise weights_error(self.path, f"{', and '.join(wrong)}; {some}", "conflict")
-        shapes = {name: f"{name} ({text})" for name, text in part.other_shape.items()}
-        drawn = tuple(shapes.get(name, name) for name in sorted({*part.missing, *part.drawn, *part.other_shape}))
-        return WeightMatch(str(self.path), weights.words, digest, len(part.taken), drawn, tuple(left))
+        drawn = [f"{name} ({other[name]})" if name in other else name for name, why in sorted(found.items()) if why]
+        return WeightMatch(str(self.path), weights.words, digest, len(fits), tuple(drawn), tuple(left))
 
-    def _explain_no_fit(self, part: MatchPart, left: Sequence[str]) -> str:
+    def _explain_no_fit(self, ours: Sequence[str], left: Sequence[str]) -> str:
         assert self.path is not None
         if kind := read_model_type(self.path):
             reason = f"its tensors have other names than those of {self.context.spec.workload}"
             return f"this is a Hugging Face model ({kind}), and {reason}; it is trained by  workload: transformers"
-        ours = join_names(sorted({*part.missing, *part.other_shape}))
-        return f"nothing in it fits the model, which has {ours}; it has {join_names(left) or 'other shapes'}"
+        theirs = join_names(left) or "other shapes"
+        return f"nothing in it fits the model, which has {join_names(ours)}; it has {theirs}"
 
 
 def _find_tied_names(part: nn.Module) -> dict[str, list[str]]:
@@ -342,10 +328,7 @@ def build_initializer(workload: Workload, context: "RunContext") -> WeightInitia
 
 
 def check_same_vocabulary(workload: Workload, start: Path, log: LogFn) -> None:
-    """Raise UserError if the texts have other tokens than the weights were trained with: embeddings would be useless.
-
-    With `model.match=some` it is logged only.
-    """
+    """Raise UserError if the texts have other tokens than the weights know; log it with `model.match=some`."""
     theirs = find_tokenizer(start)
     if theirs is None:
         return

@@ -59,11 +59,7 @@ def run_rank(
     workload: BaseWorkload | None = None,
     rank_info: RankInfo | None = None,
 ) -> tuple[Path, Summary]:
-    """Train as one rank; return (run folder, summary), the same on every rank.
-
-    `workload` is that of the spec, if this process has built it; `rank_info` is read from the
-    environment in ranks that Paceline has started.
-    """
+    """Train as one rank, with the workload if it is built; return (run folder, summary), the same on every rank."""
     from paceline.launch.process_group import broadcast_from_main
 
     rank_info = rank_info or detect_rank(os.environ) or SINGLE_RANK
@@ -136,6 +132,7 @@ class RankSession:
     run: RunDir
     context: RunContext
     show: Show
+    log: LogFn
     job: Job | None = None
     summary: Summary | None = None
     ended: Summary | None = None  # the summary on the main rank, if this attempt made steps
@@ -144,10 +141,6 @@ class RankSession:
     @property
     def main(self) -> bool:
         return self.context.rank_info.rank == 0
-
-    @property
-    def log(self) -> LogFn:
-        return log_line if self.show and self.main else ignore_log
 
     def begin(self, job: Job) -> bool:
         """Restore the job and record its start; return False if nothing is left to do."""
@@ -194,10 +187,7 @@ def open_rank_session(
     show: Show,
     data: str = "",
 ) -> Iterator[RankSession]:
-    """Lock the run's folder and open its events; record a failure there, and print the end.
-
-    Ranks that differ in what determines the answer, such as `data`, the fingerprint of their data, do not start.
-    """
+    """Lock the run's folder and open its events; record a failure there. Ranks with other `data` do not start."""
     from paceline.launch.process_group import broadcast_from_main, raise_on_all
     from paceline.trainer.agreement import check_ranks_agree
     from paceline.trainer.checkpoint.reader import GROUP_KEY, find_newest
@@ -220,7 +210,7 @@ def open_rank_session(
             if checkpoint is not None and (group := checkpoint.meta.get(GROUP_KEY, 1)) > 1:  # that of its first layout
                 spec = spec.replace({"train.batchnorm_group": group})
             context = RunContext(spec, layout, rank_info, device, run.path, events, checkpoints, stop, checkpoint, beat)
-            session = RankSession(run, context, show)
+            session = RankSession(run, context, show, log)
             with session.held:
                 yield session
             mine = session.summary
@@ -316,22 +306,10 @@ def _note_start(job: Job, first: int, again: bool, log: LogFn) -> None:
 
     context, info, facts = job.context, job.context.rank_info, job.facts
     machine = describe_environment()
-    context.events.write(
-        "start",
-        **machine,
-        argv=sys.argv,
-        pid=os.getpid(),
-        rank=info.rank,
-        ranks=info.world,
-        launcher=info.launcher,
-        device=str(context.device),
-        local_ranks=info.local_world,
-        **detect_scheduler_job(os.environ),
-        threads=torch.get_num_threads(),
-        data=job.workload.fingerprint(),
-        steps=facts.steps,
-        **facts.notes,
-    )
+    process = {"argv": sys.argv, "pid": os.getpid(), "rank": info.rank, "ranks": info.world, "launcher": info.launcher}
+    process |= {"device": str(context.device), "local_ranks": info.local_world, **detect_scheduler_job(os.environ)}
+    work = {"data": job.workload.fingerprint(), "steps": facts.steps, **facts.notes}
+    context.events.write("start", **machine, **process, threads=torch.get_num_threads(), **work)
     if again:
         context.events.write("resume", step=first)
     log("\n  ".join([str(context.folder), *facts.equations]))

@@ -182,10 +182,7 @@ def resolve_added_length(old: RunSpec, given: Mapping[str, Any]) -> dict[str, An
 
 
 def find_extension(run: RunDir, spec: RunSpec) -> tuple[str, int, int, Train] | None:
-    """Return (key, length before, now, section `train` as it was planned last) of a run made longer.
-
-    Raise UserError if it is shorter or counts otherwise.
-    """
+    """Return (key, length before, now, old section `train`) of a run made longer; raise UserError if it is shorter."""
     old = run.recorded_spec()
     (key, before), (new_key, now) = length_of(old.train), length_of(spec.train)
     entry = find_entry(spec.workload)

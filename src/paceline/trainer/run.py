@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.config import DEFAULT, Parallel, RunSpec, build_spec, find_origin, load, parse_overrides
 from paceline.config.registry import find_entry, get_user_module
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed, UserError, reject_value
 from paceline.io.files import hash_file, sync_folder, write_atomic, write_sealed
 from paceline.launch.environment import RankInfo
 from paceline.layout import LAYOUT_FIELDS, Layout
@@ -121,8 +121,7 @@ def open_run(
         import torch
 
         if not torch.cuda.is_available():
-            reason = "parallel.device=cuda, but there is no CUDA device; use parallel.device=cpu"
-            raise UserError(reason, code="unavailable", key="parallel.device")
+            raise reject_value("parallel.device", "cuda", "there is no CUDA device; use cpu", "unavailable")
     engines.check_engine(spec, layout, os.environ)
     check_loggers(spec.train.loggers)
     run = None if resume is None else RunDir.open(Path(resume))

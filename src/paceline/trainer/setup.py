@@ -14,7 +14,7 @@ from paceline.data.order import Order, total_steps
 from paceline.data.prefetch import Collate, Loader, make_collate
 from paceline.data.samples import load_training_samples, traits_of
 from paceline.data.workers import describe_workers, list_worker_facts
-from paceline.errors import UserError
+from paceline.errors import reject_value
 from paceline.execution import Execution, NoGraphReason, decide_execution, estimate_compiling
 from paceline.layout import Layout
 from paceline.nn.keras_backend import has_keras
@@ -305,5 +305,4 @@ def reject_contradictions(workload: Workload, evaluates: bool) -> None:
         each = f"with parallel.reduce={parallel.reduce} models are joined for each checkpoint, which changes the answer"
         reasons["checkpoint_every"] = f"{each}; give a number of steps"
     for key, reason in reasons.items():
-        message = f"train.{key}={getattr(train, key)} is not possible: {reason}"
-        raise UserError(message, code="conflict", key=f"train.{key}")
+        raise reject_value(f"train.{key}", getattr(train, key), reason, "conflict")

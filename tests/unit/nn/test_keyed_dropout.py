@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from paceline.nn.keyed_dropout import PASS, TORCHS, KeyedPasses, mark_sites
 from paceline.parallel.parallelize import _recompute
@@ -129,20 +128,6 @@ def test_layers_that_are_computed_again_draw_the_same(how):
         return model[0][0].weight.grad
 
     torch.testing.assert_close(gradient(True), gradient(False))
-
-
-def test_a_model_may_checkpoint_itself():
-    model, passes = build(lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)))
-    x = torch.randn(6, 8)
-    found = []
-    for run in (model, lambda x: checkpoint(model, x, use_reentrant=False)):
-        model.zero_grad()
-        with passes.running(KEYS):
-            loss = run(x).square().sum()
-            passes.end_forward()
-            loss.backward()
-        found.append(model[0][0].weight.grad.clone())
-    torch.testing.assert_close(*found)
 
 
 def test_rows_that_are_no_samples_are_named_and_drawn_by_torch():

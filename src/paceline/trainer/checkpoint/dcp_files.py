@@ -1,7 +1,4 @@
-"""Read and write checkpoints by PyTorch's distributed checkpoint (DCP), without running what they say.
-
-To import DCP takes seconds, so this module is imported when a checkpoint is written or read.
-"""
+"""Read and write checkpoints by PyTorch's DCP, which takes seconds to import, without running what they say."""
 
 import math
 import pickle

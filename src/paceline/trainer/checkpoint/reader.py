@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -54,15 +53,6 @@ def find_newest(folder: Path, log: LogFn) -> Checkpoint | None:
 def find_best(folder: Path, log: LogFn) -> Checkpoint | None:
     """Return the whole checkpoint with the highest score (the newest of equals); without scores, the newest."""
     return _find_whole(folder, sorted(list_sealed(folder), key=_read_score, reverse=True), log)
-
-
-def find_best_scored(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint with the highest score, its checksums not computed."""
-    for path in sorted(list_sealed(folder), key=_read_score, reverse=True):
-        with suppress(DamagedCheckpoint):
-            best = verify_checkpoint(path, checksums=False)
-            return None if best.score is None else best
-    return None
 
 
 def find_checkpoint(run: RunDir, which: str) -> Checkpoint:
@@ -141,10 +131,7 @@ def verify_checkpoint(path: Path, checksums: bool = True) -> Checkpoint:
 
 
 def restore_checkpoint(checkpoint: Checkpoint, state: dict[str, Any], partly: bool = False) -> None:
-    """Load into the tensors of a state in place, on any number of ranks.
-
-    The state may leave out whole entries; `partly`: and names that other ranks have.
-    """
+    """Load a state in place; it may leave out whole entries and, `partly`, names that other ranks have."""
     wrong: PacelineError | None = None
     try:
         flat, metadata = flatten_state(state), read_metadata(checkpoint)
@@ -167,8 +154,8 @@ def read_metadata(checkpoint: Checkpoint) -> Any:
 def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
     """Return the tensors whose names begin with the prefix, whole and on the CPU, by their names without it."""
     metadata = read_metadata(checkpoint)
-    names, types = map_tensor_names(metadata, prefix), metadata.state_dict_metadata
-    tensors = {name: torch.empty(types[name].size, dtype=types[name].properties.dtype) for name in names.values()}
+    names, there = map_tensor_names(metadata, prefix), metadata.state_dict_metadata
+    tensors = {saved: torch.empty(there[saved].size, dtype=there[saved].properties.dtype) for saved in names.values()}
     read_into_tensors(checkpoint, tensors, metadata)
     return {name: tensors[saved] for name, saved in sorted(names.items())}
 

@@ -45,11 +45,9 @@ class CheckpointWriter:
     def __init__(self, folder: Path, keep: int, one_file: bool = False) -> None:
         """Keep the newest `keep` and the one with the best score; `one_file` holds the tensors of all ranks."""
         assert keep > 0
-        self._folder = folder
+        self._folder, self._keep, self._one_file = folder, keep, one_file
         with suppress(OSError):  # a save reports it
             folder.parent.mkdir(parents=True, exist_ok=True)
-        self._keep = keep
-        self._one_file = one_file
         # Never the training group: its collectives run in the main thread at the same time.
         together = dist.is_available() and dist.is_initialized()
         self._group = create_subgroup(backend="gloo") if together else None
@@ -168,10 +166,9 @@ class CheckpointWriter:
             with suppress(reader.DamagedCheckpoint):
                 whole.append(reader.verify_checkpoint(path, checksums=path not in self._proven))
                 self._proven.add(path)
-        scored = [checkpoint for checkpoint in whole if checkpoint.score is not None]
-        kept = {checkpoint.path for checkpoint in whole[: self._keep]} | {sealed}
-        if scored:
-            kept.add(max(scored, key=lambda checkpoint: checkpoint.score or 0.0).path)
+        scores = {checkpoint.path: checkpoint.score for checkpoint in whole if checkpoint.score is not None}
+        best = [max(scores, key=scores.__getitem__)] if scores else []
+        kept = {sealed, *best, *(checkpoint.path for checkpoint in whole[: self._keep])}
         for path in [*replaced, *(checkpoint.path for checkpoint in whole)]:
             if path not in kept:
                 self._proven.discard(path)
@@ -185,19 +182,19 @@ class CheckpointWriter:
         """Do something on every rank and return all answers; a failure of one is raised on all."""
         from paceline.trainer.checkpoint.dcp_files import CheckpointException
 
-        mine: tuple[T | None, _RankFailure | None]
+        mine: T | _RankFailure
         try:
-            mine = (work(), None)
+            mine = work()
         except (Exception, CheckpointException) as error:
             rank, cause = self._rank, cast(BaseException, error)
             if isinstance(error, CheckpointException):
                 rank, cause = reader.find_first_failure(error)
-            mine = None, _RankFailure(rank, reader.describe_failure_cause(cause), getattr(cause, "errno", None))
+            mine = _RankFailure(rank, reader.describe_failure_cause(cause), getattr(cause, "errno", None))
         everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
-        for _, failed in everyone:
-            if failed is not None:
-                raise failed
-        return [answer for answer, _ in everyone]
+        for answer in everyone:
+            if isinstance(answer, _RankFailure):
+                raise answer
+        return everyone
 
 
 class _RankFailure(Exception):

@@ -1,8 +1,4 @@
-"""Engines: DeepSpeed and Accelerate wrap the model, under the same loop, data order, events and checkpoints.
-
-`check_engine` rejects a wrong request before a process starts; `start_engine` verifies in every rank that the library
-did what it was asked to do.
-"""
+"""DeepSpeed and Accelerate wrap the model; loop, data order, events and checkpoints stay Paceline's."""
 
 import os
 from collections.abc import Mapping
@@ -10,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import RunSpec
-from paceline.errors import RunFailed, UserError
+from paceline.errors import RunFailed, reject_value
 from paceline.layout import Layout
 
 if TYPE_CHECKING:
@@ -31,10 +27,10 @@ def check_engine(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> N
     if engine == "torch":
         return
     if find_spec(engine) is None:
-        install = f"pip install 'paceline[{engine}]'"
-        raise UserError(f"parallel.engine={engine}, but {engine} is not installed; type  {install}")
+        reason = f"it is not installed; type  pip install 'paceline[{engine}]'"
+        raise reject_value("parallel.engine", engine, reason, "not-installed")
     if spec.train.precision == "fp8":
-        raise UserError("train.precision=fp8 is Paceline's own; use bf16, or parallel.engine=torch")
+        raise reject_value("train.precision", "fp8", "it is Paceline's own; use bf16, or parallel.engine=torch")
     if engine == "accelerate":
         from paceline.trainer.engines.accelerate_config import check_accelerate
 
@@ -64,10 +60,7 @@ def verify_engine(engine: str, facts: Mapping[str, tuple[Any, Any]]) -> None:
 
 
 def build_launch_variables(place: "RankInfo", device: "torch.device") -> dict[str, str | None]:
-    """Return torchrun's variables for this rank, whoever started it.
-
-    Libraries use LOCAL_RANK as the device index, which it is not if each rank sees only its own device.
-    """
+    """Return torchrun's variables for this rank, with LOCAL_RANK as libraries read it: the index of the device."""
     local = str(device.index if device.type == "cuda" else place.local_rank)
     return {
         "RANK": str(place.rank),

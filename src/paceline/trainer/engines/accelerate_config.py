@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.config import RunSpec
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 from paceline.layout import Layout
 from paceline.trainer.engines import user_config
 
@@ -21,10 +21,10 @@ def is_sharding(layout: Layout) -> bool:
 
 def check_accelerate(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
     """Raise UserError for what Accelerate cannot do, or does wrongly without notice."""
-    parallel = spec.parallel
-    request = f"parallel.engine=accelerate with parallel.strategy={parallel.strategy}"
+    parallel, others = spec.parallel, "or parallel.engine=torch or deepspeed"
     if layout.strategy not in ("single", "ddp", *RESHARDS):
-        raise UserError(f"{request} is not supported; use ddp, fsdp or zero2, or parallel.engine=torch")
+        reason = f"Accelerate does not have it; use ddp, fsdp or zero2, {others}"
+        raise reject_value("parallel.strategy", parallel.strategy, reason)
     device: str | None = parallel.device
     if device == "auto" and is_sharding(layout):
         import torch
@@ -32,10 +32,10 @@ def check_accelerate(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) 
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = None if device == "auto" else device  # torch need not be imported
     if is_sharding(layout) and device == "cpu":
-        reason = "needs CUDA devices: on CPUs Accelerate drops FSDP"
-        raise UserError(f"{request} {reason}; use parallel.strategy=ddp, or parallel.engine=torch or deepspeed")
+        reason = f"on CPUs Accelerate drops FSDP; use ddp, {others}"
+        raise reject_value("parallel.strategy", parallel.strategy, reason)
     if parallel.offload:
-        raise UserError("parallel.offload=true does not work with Accelerate; use parallel.engine=torch or deepspeed")
+        raise reject_value("parallel.offload", "true", f"it does not work with Accelerate; leave it out, {others}")
     if LAUNCHED in environ:
         _check_launch(spec, layout, environ)
     build_accelerate_config(spec, layout, device)
@@ -77,10 +77,7 @@ def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> 
 def build_accelerate_config(
     spec: RunSpec, layout: Layout, device: str | None, layers: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return what `accelerate config` would have written.
-
-    `device` and `layers`, the classes that are gathered one by one, are None while they are unknown.
-    """
+    """Return what `accelerate config` would write; `device` and the classes `layers` are None while unknown."""
     many = layout.ranks > 1
     ours: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",

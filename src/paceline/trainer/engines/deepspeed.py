@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.config import RunSpec
 from paceline.data.prefetch import RankBatch
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 from paceline.io.files import write_json
 from paceline.launch.environment import RankInfo, set_environment
 from paceline.launch.process_group import init_single_rank_group
@@ -40,7 +40,7 @@ def start_deepspeed(setup: ModelSetup, context: RunContext) -> Step:
     """Build the model as for one rank and let DeepSpeed shard it."""
     workload, spec, layout, device = setup.workload, setup.spec, setup.layout, setup.device
     if workload.has("optimizer"):
-        raise UserError("workload: DeepSpeed does not take the workload's own optimizer(); use parallel.engine=torch")
+        raise reject_value("parallel.engine", "deepspeed", "it does not take the workload's own optimizer(); use torch")
     model, groups = prepare_model(setup)
     if spec.train.precision == "fp16":
         # inside of what DeepSpeed wraps, so that it sees a run in fp32: with fp16 it would scale the loss itself at
@@ -108,9 +108,8 @@ def _verify_engine(engine: Any, layout: Layout, spec: RunSpec, stage: int, devic
     verify_engine("DeepSpeed", facts)
     if stage:
         offload = engine.zero_offload_optimizer()
-        offloads = offload is not None and offload.device == "cpu"
-        facts = {**_describe_division(engine, layout.ranks, stage), "offload": (offloads, spec.parallel.offload)}
-        verify_engine("DeepSpeed", facts)
+        offloads = (offload is not None and offload.device == "cpu", spec.parallel.offload)
+        verify_engine("DeepSpeed", {**_describe_division(engine, layout.ranks, stage), "offload": offloads})
 
 
 def _describe_division(engine: Any, ranks: int, stage: int) -> dict[str, tuple[Any, Any]]:

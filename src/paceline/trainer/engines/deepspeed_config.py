@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunSpec
-from paceline.errors import UserError
+from paceline.errors import UserError, reject_value
 from paceline.layout import Layout
 from paceline.trainer.engines import user_config
 from paceline.trainer.engines.user_config import AUTO
@@ -26,19 +26,17 @@ LARGEST_POWER = 100  # largest power of two of a loss scale: fp32 ends at 127, w
 def check_deepspeed(spec: RunSpec, layout: Layout) -> None:
     """Raise UserError for what DeepSpeed cannot do, or does wrongly without notice."""
     train, parallel = spec.train, spec.parallel
-    for key, off in (("ema", None), ("clip_value", 0.0)):
-        if (value := getattr(train, key)) != off:
-            raise UserError(f"train.{key}={value} is not supported with DeepSpeed; use parallel.engine=torch")
-    if layout.strategy not in STAGES:
-        unknown = f"does not know parallel.strategy={layout.strategy}"
-        raise UserError(f"parallel.engine=deepspeed {unknown}; use ddp (ZeRO 0), zero1, zero2 or zero3")
-    if train.optimizer not in ("adamw", "adam", "sgd"):
-        reason = f"train.optimizer={train.optimizer} looks at single layers, and ZeRO hands it flat parts of many"
-        raise UserError(f"{reason}; use adamw, adam or sgd, or parallel.engine=torch")
-    if train.precision == "fp64":
-        raise UserError("train.precision=fp64: DeepSpeed has no fp64; use fp32, or parallel.engine=torch")
-    if parallel.offload and STAGES[layout.strategy] == 0:
-        raise UserError("parallel.offload=true: ZeRO 0 would ignore it; use parallel.strategy=zero1, zero2 or zero3")
+    whole = "looks at single layers, and ZeRO hands it flat parts of many; use adamw, adam or sgd"
+    for key, value, supported, reason in (
+        ("train.ema", train.ema, train.ema is None, "DeepSpeed does not have it"),
+        ("train.clip_value", train.clip_value, not train.clip_value, "DeepSpeed does not have it"),
+        ("parallel.strategy", layout.strategy, layout.strategy in STAGES, "use ddp (ZeRO 0), zero1, zero2 or zero3"),
+        ("train.optimizer", train.optimizer, train.optimizer in ("adamw", "adam", "sgd"), whole),
+        ("train.precision", train.precision, train.precision != "fp64", "DeepSpeed has no fp64; use fp32"),
+        ("parallel.offload", "true", not parallel.offload or STAGES.get(layout.strategy), "ZeRO 0 would ignore it"),
+    ):
+        if not supported:
+            raise reject_value(key, value, f"{reason}; or use parallel.engine=torch")
     if parallel.engine_config is not None:
         _read_user_json(spec, layout, parallel.engine_config)
 
@@ -152,10 +150,7 @@ class Meaning:
 
 
 def translate_sections(config: Mapping[str, Any]) -> list[Meaning]:
-    """Translate the names in `optimizer`, `scheduler` and `fp16`, except those that are `auto`.
-
-    Raise ValueError if a value is not of the type that DeepSpeed takes.
-    """
+    """Translate `optimizer`, `scheduler` and `fp16`, but `auto`; raise ValueError for a value of a wrong type."""
     schedule = list(_translate_scheduler(config))
     lr = next((lr for meaning in schedule if (lr := meaning.keys.get("train.lr", AUTO)) != AUTO), None)
     meanings = [*_translate_optimizer(config, lr), *schedule, *_translate_fp16(config)]

@@ -1,7 +1,4 @@
-"""The user's own config file of an engine: it must agree with the run file, and adds what the run file does not say.
-
-A contradiction is an error that names both settings. `auto` means: as in the run file.
-"""
+"""The user's own config file of an engine: it must agree with the run file; `auto` means: as there."""
 
 import json
 from collections.abc import Mapping

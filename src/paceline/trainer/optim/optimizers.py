@@ -195,10 +195,7 @@ class LAMB(_LayerWise):
 
 
 class Muon(LAMB):
-    """Momentum made orthogonal for matrices (Jordan, 2024), scaled as AdamW's updates are; AdamW for the rest.
-
-    Every rank computes with whole matrices, gathered one at a time, and so does the same on any layout.
-    """
+    """Momentum made orthogonal for matrices, whole on each rank (Jordan, 2024); AdamW for the rest."""
 
     def list_kept(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["adapt"] else self.kept
@@ -280,24 +277,10 @@ def _split_state(optimizer: Any, group: dict[str, Any]) -> Iterator[Piece]:
 def _run_kernel(optimizer: Any, group: dict[str, Any], pieces: Sequence[Piece]) -> None:
     params, grads, averages, squares, counts = (list(column) for column in zip(*pieces, strict=True))
     kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-    beta1, beta2 = group["betas"]
-    kernel(
-        params,
-        grads,
-        averages,
-        squares,
-        [],
-        counts,
-        amsgrad=False,
-        lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=group["maximize"],
-        grad_scale=optimizer.grad_scale,
-        found_inf=optimizer.found_inf,
-    )
+    options = {name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")}
+    options |= dict(zip(("beta1", "beta2"), group["betas"], strict=True))
+    options |= {"grad_scale": optimizer.grad_scale, "found_inf": optimizer.found_inf}
+    kernel(params, grads, averages, squares, [], counts, amsgrad=False, **options)
 
 
 WARM_UP_STEPS = 10  # after t steps the decay is at most (1 + t) / (10 + t): the random first weights are soon forgotten

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.config import Train
 from paceline.data.order import derive_key
-from paceline.errors import UserError
+from paceline.errors import reject_value
 from paceline.nn.attention import hash32
 from paceline.parallel.parameters import LocalParameter, LocalParameters, is_sharded
 from paceline.parallel.precision import to_at_least_fp32
@@ -76,8 +76,7 @@ class SmallAdam(torch.optim.Optimizer):
         small = self.kept == "8bit" and whole.ndim > 1 and whole.numel() >= LEAST and block > 1
         if small and own % block:
             reason = f"a rank has {own} of the {tail} columns of {part.name}, which cuts through blocks of {block}"
-            message = f"train.optimizer_state=8bit: {reason}; use train.optimizer_state=bf16"
-            raise UserError(message, code="conflict", key="train.optimizer_state")
+            raise reject_value("train.optimizer_state", "8bit", f"{reason}; use bf16", "conflict")
         for name in MOMENTS:
             if small:
                 shape = (len(p), own // block, *[1] * (p.ndim - 2)) if flat else (*p.shape[:-1], own // block)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from paceline.config.registry import describe_error
-from paceline.errors import UserError, join_names
+from paceline.errors import UserError, invalid_workload, join_names, reject_value
 from paceline.parallel.parameters import LocalParameters
 from paceline.workload import Workload
 
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 PROBE = (8, 3)  # shape of the matrix that tells whether rows are updated as the whole is
 ENTRY = "own_optimizer"
+OPTIMIZER = "optimizer"  # the method of a workload
 
 
 def build_user_optimizer(
@@ -29,7 +30,7 @@ def build_user_optimizer(
     optimizer = _call_workload(workload, given)
     if left_out := _prepare_groups(optimizer, peak, local):
         advice = 'give it all of groups, and freeze the rest with train.groups: {"NAME*": {frozen: true}}'
-        raise _invalid_error(f"optimizer(groups) leaves out {join_names(left_out, 3)}; {advice}")
+        raise invalid_workload(OPTIMIZER, f"optimizer(groups) leaves out {join_names(left_out, 3)}; {advice}")
     return optimizer
 
 
@@ -68,7 +69,7 @@ def _reject_row_dependent(make: Make, groups: list[dict[str, Any]], local: Local
     if local.divided and not _updates_rows_alike(make, groups):
         kind = type(make(_probes(groups, [slice(None)]))).__name__
         reason = f"{kind} does not update the rows of a matrix as it updates the whole; use parallel.strategy=ddp"
-        raise UserError(f"parallel.strategy={strategy}: {reason}", code="not-supported", key="parallel.strategy")
+        raise reject_value("parallel.strategy", strategy, reason)
 
 
 def _prepare_groups(optimizer: torch.optim.Optimizer, peak: float, local: LocalParameters) -> list[str]:
@@ -90,15 +91,11 @@ def _prepare_groups(optimizer: torch.optim.Optimizer, peak: float, local: LocalP
     return []
 
 
-def _invalid_error(reason: str) -> UserError:
-    return UserError(f"workload: {reason}", code="invalid-workload", key="optimizer")
-
-
 def _call_workload(workload: Workload, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     optimizer: object = workload.optimizer([dict(group) for group in groups])
     if not isinstance(optimizer, torch.optim.Optimizer):
         returned = f"optimizer(groups) returned {type(optimizer).__name__}, not an optimiser"
-        raise _invalid_error(f"{returned}; write  return torch.optim.RMSprop(groups)")
+        raise invalid_workload(OPTIMIZER, f"{returned}; write  return torch.optim.RMSprop(groups)")
     return optimizer
 
 
@@ -113,17 +110,18 @@ def allocate_user_state(optimizer: torch.optim.Optimizer) -> None:
     try:
         optimizer.step()
     except (TypeError, RuntimeError, ValueError) as error:
-        raise _invalid_error(f"{kind} cannot make a step: {describe_error(error)}") from error
+        raise invalid_workload(OPTIMIZER, f"{kind} cannot make a step: {describe_error(error)}") from error
     optimizer.zero_grad(set_to_none=True)
     for p, value in zip(params, before, strict=True):
         p.copy_(value)
     for group, known in zip(optimizer.param_groups, options, strict=True):
         if changed := [key for key, value in _read_options(group).items() if known.get(key) != value]:
-            raise _invalid_error(f"{kind} keeps {changed[0]!r} in its groups, where a checkpoint does not see it")
-    for key, value in ((key, value) for state in optimizer.state.values() for key, value in state.items()):
+            kept = f"{kind} keeps {changed[0]!r} in its groups, where a checkpoint does not see it"
+            raise invalid_workload(OPTIMIZER, kept)
+    for key, value in (item for state in optimizer.state.values() for item in state.items()):
         if not isinstance(value, Tensor | Number | None):
-            held = "a checkpoint holds tensors and numbers"
-            raise _invalid_error(f"{kind} keeps {key!r} as {type(value).__name__}; {held}")
+            kept = f"{kind} keeps {key!r} as {type(value).__name__}; a checkpoint holds tensors and numbers"
+            raise invalid_workload(OPTIMIZER, kept)
 
 
 def _read_options(group: dict[str, Any]) -> dict[str, Any]:

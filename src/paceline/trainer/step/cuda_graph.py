@@ -1,7 +1,4 @@
-"""Record a whole step as one CUDA graph: for one rank, on batches that come in a few shapes.
-
-The kernels of a small model run shorter than it takes to start them; a graph is replayed by one call.
-"""
+"""Record a step of one rank as one CUDA graph: kernels of a small model run shorter than it takes to start them."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Find out whether a step can be recorded, by making its passes once before the run, without effect.
-
-A graph repeats what the device did and nothing that Python did.
-"""
+"""Find out by passes without effect whether a step can be recorded: a graph repeats nothing that Python did."""
 
 import random
 import statistics
