@@ -11,7 +11,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -111,20 +110,17 @@ def three_ranks() -> None:
     dist.init_process_group("gloo", world_size=3)
 
 
-def ddp(hook: Callable[..., Any] | None = None, **options: Any) -> None:
+def ddp(**options: Any) -> None:
     """Accumulates gradients and writes its weights after each step, with which it may end."""
     dist.init_process_group("gloo")
     inner = model()
     if "find_unused_parameters" in options:
         inner.register_parameter("unused", nn.Parameter(torch.ones(3)))
     net = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.001, **options)
-    if hook is not None:
-        net.register_comm_hook(None, hook)
-        assert net._comm_hooks[0][0].__name__ == hook.__name__
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for number, (x,) in zip(range(STEPS + 1), loader(), strict=False):
         optimizer.zero_grad()
-        with net.no_sync() if "static_graph" not in options else nullcontext():
+        with net.no_sync():
             backward(net, x)
         backward(net, x + dist.get_rank())
         torch.save({name: w.detach() for name, w in net.named_parameters()}, f"weights{dist.get_rank()}-{number}.pt")
@@ -167,12 +163,10 @@ SCENARIOS = {
     "steps_by_nobody": Scenario(two_optimizers, steps_by="Lion"),
     "each_by_itself": Scenario(wrapped_optimizer, ranks=2),
     "unused": Scenario(lambda: ddp(find_unused_parameters=True), ranks=2),
-    "static": Scenario(lambda: ddp(static_graph=True, gradient_as_bucket_view=True), ranks=2),
-    "own_hook": Scenario(lambda: ddp(fp16_compress_hook), ranks=2),
     "accelerate": Scenario(lambda: example("accelerate")),
     "lightning": Scenario(lambda: example("lightning")),
 }
-SCENARIOS |= {f"{name}_alone": SCENARIOS[name] for name in ("ddp", "unused", "static", "accelerate", "lightning")}
+SCENARIOS |= {f"{name}_alone": SCENARIOS[name] for name in ("ddp", "unused", "accelerate", "lightning")}
 
 
 def be_a_rank(name: str, scenario: Scenario, rank: int, port: int, folder: Path) -> int:

@@ -19,7 +19,7 @@ NORMS = "grouped_norms"  # attribute of a module that computes norms which are n
 
 
 def divide_into_groups(samples: int, group: int) -> list[int]:
-    """Return the sizes of the groups: the last one has what is left, and is no single sample beside others."""
+    """Return the sizes of the groups: the last has what is left, and is no single sample."""
     whole, left = divmod(samples, group)
     if left == 1 and whole:
         return [group] * (whole - 1) + [group + 1]
@@ -27,7 +27,7 @@ def divide_into_groups(samples: int, group: int) -> list[int]:
 
 
 class GroupedBatchNorm(_BatchNorm):
-    """Set as the class of an existing batch norm: parameters, buffers and names stay, and so does evaluation."""
+    """Set as the class of an existing batch norm, whose names and evaluation stay."""
 
     group: int
     name: str
@@ -125,7 +125,7 @@ def list_batch_norms(parts: Sequence[nn.Module]) -> list[GroupedBatchNorm]:
 def update_running_statistics(
     norms: Sequence[GroupedBatchNorm], several: bool, wait: Callable[[], AbstractContextManager[object]] = nullcontext
 ) -> None:
-    """Move the running statistics by the mean of those of the step's groups, of `several` ranks in one message."""
+    """Move the running statistics by the mean of the step's groups, of `several` ranks."""
     norms = [norm for norm in norms if norm.running_mean is not None]
     if not norms:
         return
@@ -152,7 +152,7 @@ def update_running_statistics(
 
 
 def _sum_over_groups(norms: Sequence[GroupedBatchNorm]) -> Tensor:
-    """Return for each norm the sums of mean and variance over the samples of this rank, and their number."""
+    """Return the sums of mean and variance over this rank's samples, and their number."""
     first = cast(Tensor, norms[0].running_mean)
     flat = first.new_zeros(sum(2 * norm.num_features + 1 for norm in norms), dtype=torch.float64)
     one, longest = first.new_ones(1), max(norms, key=lambda norm: len(norm.found)).found

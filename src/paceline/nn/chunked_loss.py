@@ -146,7 +146,7 @@ def _pad_rows(weight_VD: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _softmax(logits_CV: Tensor, targets_C: Tensor, shard: _VocabularyShard, gradients: bool) -> tuple[Tensor, Tensor]:
-    """Return (losses, their gradient with respect to the logits), the latter in the memory of the logits."""
+    """Return (losses, their gradient in the memory of the logits)."""
     tokens, rows = logits_CV.shape
     counts_C = targets_C >= 0
     local_C = targets_C - shard.first
@@ -171,7 +171,7 @@ def _softmax(logits_CV: Tensor, targets_C: Tensor, shard: _VocabularyShard, grad
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return total + left @ right; a device multiplies bf16 and adds in fp32, a core rounds each product first."""
+    """Return total + left @ right, added in fp32; a core rounds products of bf16 first."""
     if left.dtype == total.dtype:
         return total.addmm_(left, right)
     if total.is_cuda:

@@ -1,4 +1,4 @@
-"""Class metrics: sums over samples on the device, and accuracy, macro-F1 and AUC from the sums of all ranks."""
+"""Sums over samples on the device, and accuracy, macro-F1 and AUC from the sums of all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def count_confusion(labels: Tensor, said: Tensor, classes: int) -> Tensor:
 
 
 def class_sums(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
-    """Return what `compute_class_metrics` needs of a batch; samples whose label is below 0 do not count."""
+    """Return what `compute_class_metrics` needs of a batch; labels below 0 do not count."""
     import torch
 
     classes = logits_BC.shape[1]
@@ -89,7 +89,7 @@ def list_class_metrics(sums: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _auc(counts_C2N: np.ndarray) -> np.ndarray:
-    """Return how often a sample of each class has a higher score than one of the others; equal ones count half."""
+    """Return how often a sample of each class scores above one of the others; equal ones count half."""
     others_CN, own_CN = counts_C2N[:, 0], counts_C2N[:, 1]
     below_CN = np.cumsum(others_CN, 1) - others_CN / 2
     return _ratio((own_CN * below_CN).sum(1), own_CN.sum(1) * others_CN.sum(1))

@@ -61,7 +61,7 @@ def count_choices(parts: Sequence[nn.Module]) -> Iterator[dict[str, Tensor]]:
 
 
 def summarize_loads(loads: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an evaluation tells of experts: the share of each in every mixture, and the busiest's of its own."""
+    """Return the share of each expert in every mixture, and the busiest's of its own."""
     if not loads:
         return {}
     rows = [loads[name] for name in sorted(loads, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])]
@@ -73,7 +73,7 @@ def summarize_loads(loads: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_experts(model: nn.Module) -> list[nn.Module]:
-    """Find modules that hold experts, ours and those of transformers: axis 0 of their two weights counts them."""
+    """Find modules that hold experts, ours and those of transformers."""
     return [module for module in model.modules() if {n for n, p in module.named_parameters()} == NAMES]
 
 
@@ -81,7 +81,7 @@ NAMES = {"gate_up_proj", "down_proj"}
 
 
 def run_experts(experts: Any, dispatch: Dispatch | None, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
-    """Return, for each token, the outputs of its experts weighted by their scores; `dispatch` if ranks divide them."""
+    """Return the weighted outputs of each token's experts; `dispatch` if ranks divide them."""
     chosen = chosen_Tk.flatten()
     order = chosen.argsort(stable=True)  # by expert, then by token
     ours = len(experts.gate_up_proj) if dispatch is None else experts.num_experts

@@ -49,7 +49,7 @@ def has_keras(model: Any) -> bool:
 
 
 def as_torch(make: Callable[[], Any], seed: int) -> Any:
-    """Return what `make` returns, a Keras model as a torch module; the same however many were made before."""
+    """Return what `make` returns, a Keras model as a torch module."""
     keras = sys.modules.get("keras")
     if keras is None or keras.config.backend() != "torch":
         model = make()

@@ -42,10 +42,10 @@ Noise = tuple[Sequence[int], int, int]
 
 @dataclass(eq=False)
 class Site:
-    """Where a model drops; `start` has a random number for each sample of the pass, `calls` counts those of it."""
+    """Where a model drops; `start` has a random number for each sample, `calls` counts those of a pass."""
 
     name: str
-    batch_second: bool = False  # samples lie along the second dimension, as in torch's layers without batch_first
+    batch_second: bool = False  # samples lie along the second dimension, without batch_first
     start: Tensor | None = None
     calls: int = 0
     last: Noise | None = None  # of the first call in the last pass
@@ -57,7 +57,7 @@ class Site:
         return zlib.crc32(self.name.encode()) - 2**31
 
     def draw_kept(self, shape: Sequence[int], p: float, whole_channels: bool = False) -> Tensor | None:
-        """Return the mask of what is kept; None if no dimension of this shape can be that of the samples."""
+        """Return the mask of what is kept; None if no dimension can be that of the samples."""
         if self.start is None:
             return None
         samples = len(self.start)
@@ -189,7 +189,7 @@ KEYED = {name: make_keyed(name) for name in TORCHS}
 
 @cache
 def fill_compiler_tables() -> None:
-    """Let the compiler know torch's functions, which it looks up by name, and not those that take their place."""
+    """Let the compiler know torch's functions, and not those that take their place."""
     from torch._dynamo import trace_rules
 
     torch.overrides.get_testing_overrides()

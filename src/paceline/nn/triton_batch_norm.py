@@ -126,7 +126,7 @@ def _apply(
 
 
 class GroupNormalise(torch.autograd.Function):
-    """Normalise rows (rows, channels) by groups of `sizes` rows; `moments` gets mean, variance and 1 / deviation."""
+    """Normalise groups of `sizes` rows; `moments` gets mean, variance and 1 / deviation."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, moments: Tensor, sizes: list[int], eps: float) -> Tensor:

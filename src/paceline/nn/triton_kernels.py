@@ -41,7 +41,7 @@ def _compute_row_loss(logits, targets, losses, stride, vocab, width, GRADIENTS: 
 def compute_losses_in_place(
     logits_CW: torch.Tensor, targets_C: torch.Tensor, vocab: int, gradients: bool
 ) -> torch.Tensor:
-    """Return the loss of each row (fp32). The logits become their own gradients; columns from `vocab` on become 0."""
+    """Return the loss of each row (fp32); the logits become their gradients, 0 from `vocab` on."""
     assert logits_CW.stride(1) == 1, "rows of logits must be in one piece"
     losses_C = torch.empty(len(logits_CW), dtype=torch.float32, device=logits_CW.device)
     block = min(LOSS_BLOCK, 1 << (vocab.bit_length() - 1))

@@ -1,4 +1,4 @@
-"""Layers that depend on who shares a pass, made independent of it: dropout by key, batch norm over groups."""
+"""Make layers independent of who shares a pass: dropout by key, batch norm over groups."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -43,7 +43,7 @@ class BatchLayers:
 
 
 def convert_batch_layers(model: nn.Module, spec: RunSpec, layout: Layout, device: torch.device) -> None:
-    """Convert a model in place, before anything wraps it; what is exported has the classes it was built with."""
+    """Convert a model in place, before anything wraps it."""
     wanted = spec.train.batchnorm_group
     mark_sites(model)
     if wanted == "sync":

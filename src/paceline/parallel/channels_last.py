@@ -1,4 +1,4 @@
-"""Let convolutions read their input with the channels innermost, as tensor cores do; weights stay as they are."""
+"""Let convolutions read their input with the channels innermost, as tensor cores do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def find_convolutions(model: nn.Module) -> list[nn.Module]:
 
 
 def use_channels_last(model: nn.Module) -> Sequence[RemovableHandle]:
-    """Reorder what goes into each convolution; what comes out has the same order, and element-wise layers keep it."""
+    """Reorder what goes into each convolution; what comes out keeps the order."""
     return [module.register_forward_pre_hook(_reorder_input) for module in find_convolutions(model)]
 
 
@@ -34,7 +34,7 @@ def reorder(x: Tensor) -> Tensor:
 
 
 def prefers_channels_last(model: nn.Module) -> bool:
-    """Return what is known without measuring: images through batch norms, and no other norm over channels."""
+    """Return whether images go through batch norms, and no other norm over channels."""
     modules = list(model.modules())
     others = any(isinstance(module, OTHER_NORMS) for module in modules)
     return all(any(isinstance(m, kind) for m in modules) for kind in (nn.Conv2d, nn.BatchNorm2d)) and not others

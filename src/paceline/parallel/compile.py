@@ -21,13 +21,13 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(eq=False)
 class Compilation:
-    """What is compiled of a model, until torch's compiler fails on a part of it: then all of it runs as written."""
+    """What is compiled of a model, until torch's compiler fails on a part: then all runs as written."""
 
     notice: LogFn = ignore_log
     active: bool = True
     paused: bool = False
     only_training: bool = True
-    """Run passes without gradients as written: evaluations have shapes of their own, each of which takes seconds."""
+    """Run evaluations as written: each of their shapes would take seconds to compile."""
 
     def wrap(self, call: Callable[..., Any], dynamic: bool | None, **options: Any) -> Callable[..., Any]:
         """Return the function compiled, or as it is while this is not active."""

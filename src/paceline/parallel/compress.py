@@ -1,4 +1,4 @@
-"""Send less than the gradients: 16 bits, products of thin matrices, or models now and then. The answer changes."""
+"""Send less than the gradients: 16 bits, thin matrices, or models now and then. The answer changes."""
 
 import math
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class GradientReduction:
 
 
 class HalfPrecisionReduction(GradientReduction):
-    """Gradients in 16 bits, divided before they are summed: in fp16 a sum over many ranks would overflow."""
+    """Gradients in 16 bits, divided first: in fp16 a sum over many ranks would overflow."""
 
     def __init__(self, dtype: torch.dtype, timer: CollectiveTimer) -> None:
         self.dtype, self.timer, self.hook = dtype, timer, self._send
@@ -133,7 +133,7 @@ class PowerSGD(GradientReduction):
 
 
 class LocalSGD(GradientReduction):
-    """Models that train alone and are joined every `parallel.local_steps` steps: local SGD, or DiLoCo (2023)."""
+    """Models that train alone and are joined now and then: local SGD, or DiLoCo (2023)."""
 
     entry = "outer"
     lr, momentum = OUTER_LR, OUTER_MOMENTUM

@@ -1,4 +1,4 @@
-"""Find out what each module of a model is computed from, by running its loss once on tensors without memory."""
+"""Find out what each module is computed from, by running the loss once on tensors without memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -80,7 +80,7 @@ def _compute_as_much(experts: Any, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: T
 
 @torch.no_grad()
 def run_on_fakes(workload: Any, model: nn.Module, batch: Any, flow: Dataflow) -> None:
-    """Run the loss on tensors without memory; code that asks them for values runs on a copy of the model."""
+    """Run the loss on tensors without memory; on real ones if code asks for values."""
     whole, named = _Loss(workload, model), [*model.named_parameters(), *model.named_buffers()]
     kind = next((t.dtype for _, t in named if t.is_floating_point()), torch.float32)
     batch = tree_map_only(Tensor, lambda x: x.to(kind) if x.is_floating_point() else x, batch)

@@ -1,4 +1,4 @@
-"""Data parallelism where every rank holds the model; with ZeRO-1 each rank updates some rows of every parameter."""
+"""Data parallelism where ranks hold the whole model; with ZeRO-1 each updates some rows."""
 
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from paceline.runlog.timers import CollectiveTimer
 
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 AT_ONCE_BYTES = 25_000_000
-SAME_WEIGHTS = 1e-3  # of the norm, by which the sums of two first weights may differ: other processors round otherwise
+SAME_WEIGHTS = 1e-3  # of the norm, by which sums may differ: other processors round otherwise
 T = TypeVar("T", bound=Tensor)
 SumFuture = torch.futures.Future[Tensor]
 Hook = Callable[..., SumFuture]
@@ -33,7 +33,7 @@ Hook = Callable[..., SumFuture]
 def wrap_ddp(
     model: nn.Module, device: torch.device, bucket_mb: float, timer: CollectiveTimer, hook: Hook | None = None
 ) -> DistributedDataParallel:
-    """Broadcast the model from rank 0 and sum (not average) gradients: the loss is divided by global counts."""
+    """Broadcast the model from rank 0 and sum (not average) gradients."""
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -45,7 +45,7 @@ def wrap_ddp(
 
 
 def make_sum_hook(timer: CollectiveTimer) -> Hook:
-    """Return a hook that sums gradients, where DistributedDataParallel would average them, and times it."""
+    """Return a hook that sums gradients, which torch would average, and times it."""
 
     def sum_bucket(state: Any, bucket: dist.GradBucket) -> SumFuture:
         return start_sum(bucket.buffer(), timer)
@@ -72,7 +72,7 @@ def without_sync(model: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 
 def reject_unused_parameters(model: nn.Module, parameters: LocalParameters) -> None:
-    """Raise RunFailed for parameters without a gradient; DistributedDataParallel would a step later, by number."""
+    """Raise RunFailed for parameters without a gradient; torch would a step later, by number."""
     if not isinstance(model, DistributedDataParallel):
         return
     if unused := [part.name for part in parameters if part.param.grad is None]:
@@ -82,7 +82,7 @@ def reject_unused_parameters(model: nn.Module, parameters: LocalParameters) -> N
 
 
 def compare_first_weights(model: nn.Module) -> None:
-    """Raise UserError on all ranks if one has drawn other first weights: such a run could not be repeated."""
+    """Raise UserError on all ranks if one has drawn other weights: the run could not be repeated."""
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return
     mine, f64 = {}, torch.float64

@@ -81,13 +81,13 @@ def shard_model(
 
 
 def return_freed_memory() -> None:
-    """Let gathered layers on CPU cores be freed: glibc keeps blocks between others, a layer for each layer passed."""
+    """Let gathered layers on CPU cores be freed: glibc keeps blocks between others."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 19)
 
 
 def find_uncast(block: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters that autocast leaves as they are: of norms and tables, and numbers beside products."""
+    """Yield parameters that autocast leaves: of norms and tables, and numbers beside products."""
     for module in block.modules():
         own = list(module.named_parameters(recurse=False))
         product = any(p.ndim > 2 or (p.ndim == 2 and name.endswith("weight")) for name, p in own)

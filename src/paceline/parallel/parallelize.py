@@ -66,7 +66,7 @@ class ParallelModel:
     """A model as one rank holds it."""
 
     net: nn.Module
-    parts: Sequence[nn.Module]  # the modules this rank holds, with the names of checkpoints; several only in a pipeline
+    parts: Sequence[nn.Module]  # those this rank holds, with the names of checkpoints; several only in a pipeline
     local_parameters: LocalParameters
     parameters: int
     same_samples: int = 1  # ranks that compute the loss of the same samples
@@ -274,7 +274,7 @@ def transform_layers(model: nn.Module, setup: ModelSetup, blocks: Sequence[nn.Mo
 
 
 def _recompute(blocks: Sequence[nn.Module], how: str) -> None:
-    """Compute activations again in the backward pass, from the input of each block (full) or its products."""
+    """Compute activations again in the backward pass, from each block's input (full) or products."""
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
         ops = [getattr(torch.ops.aten, name).default for name in KEPT_OPERATIONS if hasattr(torch.ops.aten, name)]
@@ -307,7 +307,7 @@ def compile_model(model: nn.Module, setup: ModelSetup, dynamic: bool | None = No
 
 
 def _build_empty_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups] | None:
-    """Build without memory what is read afterwards; None if it needs values, ties parameters, or draws others."""
+    """Build without memory what is read later; None if it needs values, ties parameters, or draws."""
     if setup.begins_whole is None:
         return None
     before = torch.get_rng_state()
@@ -344,7 +344,7 @@ def _build_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
 
 
 def reject_for_keras(spec: RunSpec, layout: Layout) -> None:
-    """Raise UserError for what a Keras model cannot do: its variables hold whole weights beside the module."""
+    """Raise UserError for what a Keras model cannot do: its variables hold whole weights."""
     key, reason = "", ""
     if spec.train.precision in ("fp64", "fp8"):
         key, reason = "train.precision", "Keras on torch does not support it; use fp32 or bf16"

@@ -59,7 +59,7 @@ class ParameterGroups:
 
 
 def resolve_groups(workload: Workload, train: Train, model: nn.Module) -> ParameterGroups:
-    """Return the groups of a whole model, and freeze; raise UserError for an idle pattern, or if nothing trains."""
+    """Return the groups of a model, and freeze; raise UserError for an idle pattern."""
     names, given = [name for name, _ in model.named_parameters()], ParameterGroups(train.groups)
     table = {**train.groups, **_read_workload_groups(workload, model), **train.groups}
     for pattern in [pattern for pattern in table if pattern not in train.groups]:
@@ -176,7 +176,7 @@ class LocalParameters(Sequence[LocalParameter]):
         return self._group is not None
 
     def attach_gradients(self) -> None:
-        """Set `.grad` of each local part, which the optimiser reads, from the gradient of its parameter."""
+        """Set `.grad` of each local part from the gradient of its parameter."""
         for part in self._all:
             if part.data is not part.param and part.param.grad is not None:
                 part.data.grad = part.cut(part.param.grad)
@@ -193,7 +193,7 @@ class LocalParameters(Sequence[LocalParameter]):
             part.param.grad = part.data.grad = None
 
     def sum_squared_gradients(self) -> Tensor:
-        """Return this rank's share of the squared gradient norm, in fp64: on a core fp32 would lose digits."""
+        """Return this rank's share of the squared gradient norm, in fp64."""
         by_copies: dict[int, list[Tensor]] = {}
         for part in self._all:
             if part.data.grad is not None:
@@ -212,7 +212,7 @@ class LocalParameters(Sequence[LocalParameter]):
         return self._by_data[id(data)]
 
     def norms(self, of: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the norm of each whole tensor, of which this rank has the part that belongs to the part in `of`."""
+        """Return the norm of each whole tensor, by this rank's part, which is like that in `of`."""
         found = list(torch._foreach_norm(list(tensors)))
         if self._group is None:
             return found
@@ -223,7 +223,7 @@ class LocalParameters(Sequence[LocalParameter]):
 
 
 def collect_local_parameters(modules: Sequence[nn.Module], ranks: int, group: Any = None) -> LocalParameters:
-    """Collect what this rank updates: whole tensors, or local parts of DTensors that `ranks` hold together."""
+    """Collect what this rank updates: tensors, or local parts of DTensors over `ranks`."""
     found = [
         _wrap_dtensor(name, p, ranks) if is_sharded(p) else LocalParameter(name, p, p, ranks)
         for module in modules
@@ -235,7 +235,7 @@ def collect_local_parameters(modules: Sequence[nn.Module], ranks: int, group: An
 
 
 def _wrap_dtensor(name: str, param: Any, ranks: int) -> LocalParameter:
-    """Wrap the local part of a DTensor, with functions that map its gradient to that part and the part to the whole."""
+    """Wrap the local part of a DTensor, with functions to cut its gradient and to place it."""
     mesh, placements = param.device_mesh, param.placements
     parts = math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if not placement.is_replicate())
 
@@ -251,7 +251,7 @@ def _wrap_dtensor(name: str, param: Any, ranks: int) -> LocalParameter:
 
 
 def place_in_whole(mesh: Any, placements: Any, data: Tensor, param: Tensor, local: Tensor) -> Tensor:
-    """Return a local part as a DTensor: of the parameter's shape, or smaller if one value serves several elements."""
+    """Return a local part as a DTensor, smaller than the parameter if a value serves several."""
     from torch.distributed.tensor import DTensor
 
     if local.ndim != data.ndim:  # a number that is the same for all of it

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each rank holds some consecutive layers; torch.distributed.pipelining orders the passes."""
+"""Each rank holds some consecutive layers; torch.distributed.pipelining orders the passes."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ SCHEDULES: dict[str, Any] = {
 
 
 def divide_layers(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
-    """Make the costliest part as cheap as can be; the first also has the cost `before`, the last `after`."""
+    """Make the costliest part cheapest; the first also costs `before`, the last `after`."""
     assert len(costs) >= parts, "fewer layers than stages"
 
     def greedy(limit: float) -> list[range] | None:
@@ -63,7 +63,7 @@ class Tie:
 def tie_parameters(
     local: LocalParameters, ties: Sequence[Tie], layout: Layout, ahead: DeviceMesh, back: DeviceMesh
 ) -> LocalParameters:
-    """Sum gradients of tied parameters over their stages; all begin with those of the stage that names them so."""
+    """Sum gradients of tied parameters over stages; begin with values of the one that names them."""
     rank, device = ahead.get_local_rank("pipeline"), local[0].data.device
     up, down = (route_through_host(mesh["pipeline"].get_group(), device) for mesh in (ahead, back))
     found, shared = {part.name: part for part in local}, list[tuple[LocalParameter, list[int]]]()
@@ -96,7 +96,7 @@ def tie_parameters(
 def build_stages(
     workload: Workload, model: nn.Module, layout: Layout, pipeline_rank: int
 ) -> tuple[dict[int, nn.Module], list[Tie]]:
-    """Return the stages that a rank holds, by index, cut by what their layers cost; parameters of several stages."""
+    """Return a rank's stages by index, cut by what layers cost; and parameters of several stages."""
     before, costs, after = workload.costs(model)
     if len(costs) < layout.stages:
         advice = f"use parallel.pipeline={len(costs) * layout.pipeline // layout.stages}"
@@ -145,7 +145,7 @@ class Pipeline(nn.Module):
         return super().train(mode)
 
     def step(self, first: Tensor, every: dict[str, Tensor], loss: Callable[[Tensor, int], Tensor], count: int) -> None:
-        """Run `count` micro-batches. `first` goes to the first stage, `every` to all; `loss` gets (output, index)."""
+        """Run `count` micro-batches: `first` to the first stage, `every` to all; `loss` gets (output, index)."""
         self._loss = lambda output, index: loss(output, int(index[0]))
         rows = len(first) // count
         inputs = (first,) if self.first else ()

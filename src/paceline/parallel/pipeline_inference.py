@@ -133,7 +133,7 @@ def infer_stages(workload: Workload, model: nn.Module, batch: Any, layout: Layou
 
 
 def _find_parts(model: nn.Module, layers: Sequence[str]) -> tuple[dict[str, nn.Module], list[tuple[str, str]]]:
-    """Return the layers and the outermost other modules with parameters; parameters that modules around them hold."""
+    """Return layers and outermost other modules with parameters; parameters of modules around them."""
     parts: dict[str, nn.Module] = {}
     direct = []
     for name, module in model.named_modules():
@@ -285,7 +285,7 @@ class InferredPipeline(nn.Module):
         return broadcast_result(found if self.last else None, self.ahead, self.ranks - 1, self.device)
 
     def run(self, batch: Any, loss: Callable[[], Any]) -> tuple[list[Tensor], list[Tensor], Any]:
-        """Run a forward pass over a batch; return (what was received, what was sent, the loss on the last rank)."""
+        """Run a forward pass; return (what was received, what was sent, the loss on the last rank)."""
         received, self.training_pass = self.begin(key := describe_tensors(batch)), True
         try:
             return received, [], loss()
@@ -299,7 +299,7 @@ class InferredPipeline(nn.Module):
     def backward(
         self, received: Sequence[Tensor], outputs: Sequence[Tensor], start: Callable[[], Tensor] | None
     ) -> Tensor | float:
-        """Run a backward pass: from the loss with `start`, whose result is returned, or from the next stage."""
+        """Run a backward pass from the loss, by `start`, or from the next stage."""
         found = 0.0 if start is None else start()
         if start is None:
             trained = [x for x in outputs if x.requires_grad]

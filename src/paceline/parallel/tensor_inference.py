@@ -83,7 +83,7 @@ class InferredRules:
 
 
 def infer_rules(workload: Workload, model: nn.Module, batch: Any, layout: Layout) -> InferredRules:
-    """Find linear layers that meet in one other (column, row), and tables; raise UserError if nothing is divided."""
+    """Find linear layers that meet in another (column, row), and tables of a vocabulary."""
     blocks = workload.blocks(model)
     names = {id(module): name for name, module in model.named_modules()}
     linears = {module: names[id(module)] for block in blocks for module in block.modules() if find_sides(module)}

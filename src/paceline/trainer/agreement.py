@@ -45,7 +45,7 @@ HASHED_BYTES = 1 << 28  # of an array or a file: of a larger one, rows that are 
 
 
 def check_ranks_agree(spec: RunSpec, data: str, local_rank: int = 0) -> None:
-    """Raise UserError on all ranks if one differs from the first in spec, code, data (its fingerprint) or versions."""
+    """Raise UserError on all ranks if one has another spec, code, data (fingerprint) or version."""
     files = dict(_hash_data_files(spec)) if local_rank == 0 else {}
     _compare_facts(files | dict(_collect_facts(spec, data)), "give all nodes the same files, packages and environment")
 
@@ -167,7 +167,7 @@ def check_replicas(tensors: Mapping[str, Tensor], layout: Layout, step: int, ord
 
 
 def _describe_odd_ranks(values: Mapping[int, int], everyone: Sequence[tuple[str, Any]], step: int) -> RunFailed:
-    """Name the ranks unlike most others, and the first such tensor; `everyone` has (host, sums by name)."""
+    """Name the ranks unlike most others, and the first such tensor."""
     common, count = Counter(values.values()).most_common(1)[0]
     decided = 2 * count > len(values)
     odd = [rank for rank, value in values.items() if value != common or not decided]

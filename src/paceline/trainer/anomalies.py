@@ -95,7 +95,7 @@ MAX_SEARCHED = 4096  # samples of a rank's share
 
 
 def build_nonfinite_error(job: "GradientJob", event: dict[str, Any], local_loss: float | None) -> RunFailed:
-    """Return the error for a step that is not finite, the same on all ranks; `local_loss` is this rank's own."""
+    """Return the error for a step that is not finite, the same on all ranks."""
     key = "grad_norm" if isfinite(event["loss"]) else "loss"
     what = f"{key.replace('grad_norm', 'gradient norm')} is {event[key]} at step {event['step']}"
     mine = _find_bad_sample(job, event["step"]), local_loss is None or isfinite(local_loss)

@@ -90,7 +90,7 @@ def evaluate(job: "GradientJob", held_out: HeldOut) -> dict[str, Any]:
 
 @contextmanager
 def use_evaluation_mode(model: nn.Module, precision: str, device: torch.device) -> Iterator[None]:
-    """Compute in the run's precision, without gradients and without the compiler, which would take too long."""
+    """Compute in the run's precision, without gradients and compiler."""
     was_training = model.training
     model.eval()
     torch.clear_autocast_cache()  # casts of other weights, where this is inside of a training pass
@@ -154,7 +154,7 @@ PICTURED_SAMPLES = 6
 
 
 def write_evaluation_pictures(job: "GradientJob", held_out: HeldOut) -> None:
-    """Write pictures of a few held-out samples, the same each time; all ranks compute them, the main one writes."""
+    """Write pictures of a few held-out samples; all ranks compute them, the main one writes."""
     workload, model, context = job.workload, job.state.model.unwrapped, job.context
     if not workload.has("pictures"):
         return

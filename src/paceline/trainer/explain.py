@@ -1,4 +1,4 @@
-"""The verb `explain`: every value of a run, its unit and where it came from, and what follows from them."""
+"""The verb `explain`: every value of a run, its unit, its origin, and what follows from it."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ USER_MODEL_NOTE = "samples have one shape and the model never waits for the devi
 
 
 def derive_facts(spec: RunSpec, workload: BaseWorkload | None = None, samples: int | None = None) -> list[str]:
-    """List what follows from the values of a run; the data add to it, if the workload and its samples are known."""
+    """List what follows from the values of a run, and from its data if they are known."""
     layout, order = layout_of(spec), None
     if samples is not None:
         from paceline.data.order import Order  # imports numpy
@@ -40,7 +40,7 @@ def derive_facts(spec: RunSpec, workload: BaseWorkload | None = None, samples: i
 def list_equations(
     spec: RunSpec, layout: Layout, order: "Order | None" = None, workload: BaseWorkload | None = None
 ) -> list[str]:
-    """List the derived numbers, each as the equation that gives it; a workload may have its own schedule."""
+    """List the derived numbers, each as the equation that gives it."""
     train = spec.train
     if spec.entry is RECORDED_ENTRY:
         return [f"{spec.workload} is not executed to look at a run: what follows from its code is not shown"]
@@ -171,7 +171,7 @@ def describe_execution(spec: RunSpec, layout: Layout, order: "Order | None" = No
 
 
 def describe_network(spec: RunSpec) -> list[str]:
-    """Describe what is chosen for the messages between ranks, and why: under a launcher, or if Paceline starts them."""
+    """Describe what is chosen for the messages between ranks, and why."""
     ranks = spec.parallel.ranks
     rank_info = detect_rank(os.environ) or RankInfo(0, ranks, 0, ranks, "paceline", LOCALHOST, 0)
     if rank_info.world == 1:
@@ -184,7 +184,7 @@ def describe_network(spec: RunSpec) -> list[str]:
 
 
 def describe_sharing(samples: int, ranks: int, called: str) -> str:
-    """Describe how ranks share a fit: every pass goes through all samples, of which ranks take equal parts."""
+    """Describe how ranks share a fit: equal parts of all samples in every pass."""
     sign = "=" if samples % ranks == 0 else "≈"
     return f"{samples:,} {called} {sign} {-(-samples // ranks):,} per rank × {ranks} rank{'s' * (ranks > 1)}"
 

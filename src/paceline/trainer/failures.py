@@ -1,4 +1,4 @@
-"""Turn what may go wrong in a rank into failures of the run; out of memory, continue with half the micro-batch."""
+"""Turn what goes wrong in a rank into failures of the run; out of memory, halve the micro-batch."""
 
 import gc
 import re
@@ -31,7 +31,7 @@ SHRINK_ORIGIN = "parallel.least_ranks"
 
 @contextmanager
 def translate_failures(spec: RunSpec) -> Iterator[None]:
-    """Raise RunFailed for lost peers, missing memory and mistakes in the user's code; other exceptions are our bugs."""
+    """Raise RunFailed for lost peers, missing memory and mistakes of users; the rest are our bugs."""
     try:
         yield
     except PacelineError:
@@ -75,7 +75,7 @@ def halve_micro_batch(spec: RunSpec, layout: Layout, error: OutOfMemory) -> RunS
 
 
 def drop_lost_ranks(spec: RunSpec, error: RunFailed) -> RunSpec | None:
-    """Return the spec to continue with on fewer ranks, if one was lost; None if the run ends with the error."""
+    """Return the spec to continue with on fewer ranks; None if the run ends with the error."""
     lost = not error.certain if isinstance(error, OutOfMemory) else error.code == "rank-failed"
     least = spec.parallel.least_ranks
     for ranks in range(spec.parallel.ranks - 1, least - 1, -1) if lost and least is not None else ():
@@ -87,7 +87,7 @@ def drop_lost_ranks(spec: RunSpec, error: RunFailed) -> RunSpec | None:
 
 
 def record_retry(run: RunDir, spec: RunSpec, layout: Layout, error: OutOfMemory) -> None:
-    """Write the smaller micro-batch to the run folder for the next attempt, and mention it in the error."""
+    """Write the smaller micro-batch to the run folder, and mention it in the error."""
     if (smaller := halve_micro_batch(spec, layout, error)) is not None and run.spec_file.is_file():
         run.rewrite(smaller)
         line = f"started again, it continues with parallel.micro_batch={smaller.parallel.micro_batch} ({RETRY_ORIGIN})"

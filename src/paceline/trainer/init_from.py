@@ -1,4 +1,4 @@
-"""Weights to begin with (`model.init_from`): a safetensors file, a Hugging Face folder or a run, read in shards."""
+"""Weights to begin with (`model.init_from`): a safetensors file, a Hugging Face folder or a run."""
 
 import json
 import os
@@ -252,7 +252,7 @@ class WeightInitializer:
 
     @cached_property
     def _weights(self) -> tuple[Weights, str]:
-        """The weights and their digest; UserError if nodes have others, or a run that starts once more began with."""
+        """The weights and their digest; UserError if nodes, or an earlier attempt, have others."""
         path = self.path
         assert path is not None
         weights = broadcast_from_main(lambda: open_weights(path))
@@ -268,7 +268,7 @@ class WeightInitializer:
             raise weights_error(self.path, f"{reason}; bring it back, or start a new run", "conflict")
 
     def _fit(self, parts: Sequence[nn.Module], shapes: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return (tensors of this rank by their names in `model.init_from`, how each of its tensors fits)."""
+        """Return (tensors of this rank by their names in the file, how each of its tensors fits)."""
         into, found = {}, {}
         for part in parts:
             shared = _find_tied_names(part)
@@ -328,7 +328,7 @@ def build_initializer(workload: Workload, context: "RunContext") -> WeightInitia
 
 
 def check_same_vocabulary(workload: Workload, start: Path, log: LogFn) -> None:
-    """Raise UserError if the texts have other tokens than the weights know; log it with `model.match=some`."""
+    """Raise UserError if texts have other tokens than the weights; with `match=some` log it."""
     theirs = find_tokenizer(start)
     if theirs is None:
         return

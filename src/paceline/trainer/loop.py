@@ -256,7 +256,7 @@ class StepLog:
         return stopping
 
     def _read(self, compiled: bool = False) -> None:
-        """Wait for the device. Steps that are read together get their mean time; `compiled` keeps them from medians."""
+        """Wait for the device. Steps that are read together get their mean time."""
         if not self.waiting:
             return
         numbers = torch.stack([stats for _, stats, _, _ in self.waiting]).tolist()
@@ -292,7 +292,7 @@ class StepLog:
             self.context.events.flush()
 
     def _check_finite(self, event: dict[str, Any]) -> None:
-        """Raise RunFailed for a step that is not finite, unless it may be skipped; the scale of fp16 adapts."""
+        """Raise RunFailed for a step that is not finite, unless it may be skipped."""
         train, scaler = self.context.spec.train, self.job.state.scaler
         if not event["skipped"] or train.nonfinite == "skip" or (scaler.adapts and float(scaler.scale) >= 1):
             return
@@ -302,7 +302,7 @@ class StepLog:
 
 @dataclass
 class FitJob(Job):
-    """A fit by passes over all samples, recorded, saved and resumed like any other run; a pass is a step."""
+    """A fit by passes over all samples, saved and resumed like any other run; a pass is a step."""
 
     workload: PassWorkload
     passes: Passes

@@ -59,7 +59,7 @@ def run_rank(
     workload: BaseWorkload | None = None,
     rank_info: RankInfo | None = None,
 ) -> tuple[Path, Summary]:
-    """Train as one rank, with the workload if it is built; return (run folder, summary), the same on every rank."""
+    """Train as one rank; return (run folder, summary), the same on every rank."""
     from paceline.launch.process_group import broadcast_from_main
 
     rank_info = rank_info or detect_rank(os.environ) or SINGLE_RANK
@@ -187,7 +187,7 @@ def open_rank_session(
     show: Show,
     data: str = "",
 ) -> Iterator[RankSession]:
-    """Lock the run's folder and open its events; record a failure there. Ranks with other `data` do not start."""
+    """Lock the run's folder and open its events; record a failure there."""
     from paceline.launch.process_group import broadcast_from_main, raise_on_all
     from paceline.trainer.agreement import check_ranks_agree
     from paceline.trainer.checkpoint.reader import GROUP_KEY, find_newest

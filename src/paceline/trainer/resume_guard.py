@@ -182,7 +182,7 @@ def resolve_added_length(old: RunSpec, given: Mapping[str, Any]) -> dict[str, An
 
 
 def find_extension(run: RunDir, spec: RunSpec) -> tuple[str, int, int, Train] | None:
-    """Return (key, length before, now, old section `train`) of a run made longer; raise UserError if it is shorter."""
+    """Return (key, length before, now, old `train`) of a longer run; raise UserError for a shorter one."""
     old = run.recorded_spec()
     (key, before), (new_key, now) = length_of(old.train), length_of(spec.train)
     entry = find_entry(spec.workload)

@@ -12,7 +12,6 @@ from paceline.runlog.events import RunStatus, read_events, read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 from paceline.runlog.timers import TIMES
-from paceline.trainer import loop
 from paceline.trainer.evaluation import ChunkSums, sum_chunks
 
 
@@ -71,26 +70,6 @@ def test_steps_that_compile_are_their_own_line_and_in_no_median(tmp_path, capfd)
     assert told.compiled_s == sum(step["step_s"] for step in steps if step.get("compiled"))
     assert "2 steps took" in capfd.readouterr().out
     assert [step["step"] for step in select_steady_steps(steps)] == [6, 7, 8, 9, 10, 11, 12]
-
-
-def test_steps_that_are_read_together_with_one_that_compiled_are_in_no_median(tmp_path, monkeypatch):
-    """As on a CUDA device, where a few steps are read at a time, and each is said to have taken their mean."""
-    torch.compiler.reset()
-
-    class FewAtATime(loop.StepLog):
-        def __init__(self, job):
-            super().__init__(job)
-            self.every = 5
-
-    monkeypatch.setattr(loop, "StepLog", FewAtATime)
-    spec = spec_of("Compiled", steps=12, log_every=5)
-    steps = read_steps(RunDir(train(spec, tmp_path, show=False).path).events_file(0))
-    took = {step["step"]: step["step_s"] for step in steps}
-    assert [step["step"] for step in steps if step.get("compiled")] == [1, 2, 3]
-    assert took[2] == took[3]
-    assert len({took[step] for step in (1, 3, 4)}) == 3
-    assert took[4] == took[5]
-    assert all(step["step"] > 3 for step in select_steady_steps(steps))
 
 
 def test_a_median_has_no_step_that_compiled_however_late_it_was():

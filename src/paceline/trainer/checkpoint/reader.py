@@ -152,7 +152,7 @@ def read_metadata(checkpoint: Checkpoint) -> Any:
 
 
 def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Tensor]:
-    """Return the tensors whose names begin with the prefix, whole and on the CPU, by their names without it."""
+    """Return tensors whose names begin with the prefix, on the CPU, by their names without it."""
     metadata = read_metadata(checkpoint)
     names, there = map_tensor_names(metadata, prefix), metadata.state_dict_metadata
     tensors = {saved: torch.empty(there[saved].size, dtype=there[saved].properties.dtype) for saved in names.values()}
@@ -161,7 +161,7 @@ def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Te
 
 
 def map_tensor_names(metadata: Any, prefix: str = "model.") -> dict[str, str]:
-    """Map names without the prefix to those in the checkpoint; averaged weights (`train.ema`) replace the model's."""
+    """Map names without the prefix to those in the checkpoint; averages replace the model's."""
     described = metadata.state_dict_metadata
     names = {name.removeprefix(prefix): name for name in described if name.startswith(prefix)}
     if prefix == "model.":

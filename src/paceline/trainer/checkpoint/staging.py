@@ -1,4 +1,4 @@
-"""Copy the tensors of a checkpoint aside, choose which of them a rank writes, and keep all in one safetensors file."""
+"""Copy tensors aside, choose which of them a rank writes, and keep all in one safetensors file."""
 
 import hashlib
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def flatten_state(state: Mapping[str, Any], prefix: str = "") -> dict[str, Tenso
 
 
 class Staging:
-    """A copy of what this rank writes, in host memory kept between saves: new memory costs several copies."""
+    """A copy of what this rank writes, in host memory that is kept between saves."""
 
     def __init__(self) -> None:
         self.copies: dict[str, Tensor] = {}
@@ -60,7 +60,7 @@ class Staging:
 
 
 def select_own_tensors(flat: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> list[str]:
-    """Return the names of what this rank writes: its share of tensors that all ranks hold, and all others."""
+    """Return what this rank writes: its share of what all ranks hold, and all others."""
     if group is None:
         return list(flat)
     whole = {name: tensor for name, tensor in flat.items() if not is_sharded(tensor)}
@@ -76,7 +76,7 @@ def select_own_tensors(flat: Mapping[str, Tensor], group: dist.ProcessGroup | No
 
 
 def divide_by_size(sizes: Mapping[str, int], ranks: int) -> list[set[str]]:
-    """Divide names so that every rank gets about the same number of bytes; each rank computes the same answer."""
+    """Divide names so that ranks get about the same number of bytes, the same way on each."""
     shares: list[set[str]] = [set() for _ in range(ranks)]
     loads = [0] * ranks
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

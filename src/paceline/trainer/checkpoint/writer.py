@@ -40,10 +40,10 @@ LARGEST_CHANGE = 1.5  # of an interval that is announced again
 
 
 class CheckpointWriter:
-    """The checkpoints of one run: written aside, sealed with checksums, renamed; damaged ones are skipped."""
+    """The checkpoints of one run: written aside, sealed with checksums, renamed."""
 
     def __init__(self, folder: Path, keep: int, one_file: bool = False) -> None:
-        """Keep the newest `keep` and the one with the best score; `one_file` holds the tensors of all ranks."""
+        """Keep the newest `keep` and the best by score; `one_file` holds the tensors of all ranks."""
         assert keep > 0
         self._folder, self._keep, self._one_file = folder, keep, one_file
         with suppress(OSError):  # a save reports it
@@ -59,7 +59,7 @@ class CheckpointWriter:
         self._proven: set[Path] = set()  # their checksums were computed by this process
 
     def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], *, score: float | None = None) -> None:
-        """Copy the tensors and return; they are written while training continues. One save is in flight at most."""
+        """Copy the tensors and return; they are written while training continues."""
         self.wait()
         score = float(score) if score is not None and math.isfinite(score) else None
         manifest = {"format": reader.CHECKPOINT_FORMAT, "step": int(meta["step"]), "meta": dict(meta), "score": score}
@@ -133,7 +133,7 @@ class CheckpointWriter:
         writing.mkdir()
 
     def _write_rank_files(self, writing: Path) -> dict[str, Any]:
-        """Write this rank's DCP files, together with all ranks; return their sizes and checksums by name."""
+        """Write this rank's DCP files; return their sizes and checksums by name."""
         from paceline.trainer.checkpoint import dcp_files
 
         dcp_files.write_dcp(self._staging, writing, self._group)
@@ -251,7 +251,7 @@ _threads: list[threading.Thread] = []
 
 
 def start_import() -> None:
-    """Import DCP in a thread, which takes seconds; not while the compiler is imported, which imports the same parts."""
+    """Import DCP in a thread, unless the compiler is imported, which imports the same parts."""
     if not _threads and "torch._dynamo" not in sys.modules:
         name = "paceline.trainer.checkpoint.dcp_files"
         _threads.append(threading.Thread(target=import_module, args=(name,), name="paceline-import", daemon=True))
@@ -268,7 +268,7 @@ def is_due(step: int, every: int, epoch_end: bool) -> bool:
 
 
 class CheckpointInterval:
-    """A number of steps, the end of each epoch (0), or what loses least to failures, as measured (auto)."""
+    """A number of steps, each epoch (0), or what loses least to failures, as measured (auto)."""
 
     def __init__(self, every: int | Literal["auto"], device: torch.device, ranks: int) -> None:
         self.every, self.ranks = every, ranks
@@ -284,7 +284,7 @@ class CheckpointInterval:
         return step == self._next
 
     def adapt(self, step: int, save_s: float) -> str:
-        """Choose the next step of `auto` from what this checkpoint took; return an equation if it is news."""
+        """Choose the next step of `auto` by what this one took; return an equation if it is news."""
         if self.every != "auto" or self._next is None:
             return ""
         step_s = (perf_counter() - self._began - save_s) / max(1, step - self._first)

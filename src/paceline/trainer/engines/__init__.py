@@ -53,14 +53,14 @@ def start_engine(setup: "ModelSetup", context: "RunContext") -> "Step":
 
 
 def verify_engine(engine: str, facts: Mapping[str, tuple[Any, Any]]) -> None:
-    """Raise RunFailed if a started engine differs from what was requested, given as (actual, requested)."""
+    """Raise RunFailed if an engine is not as requested, by facts as (actual, requested)."""
     for what, (actual, requested) in facts.items():
         if actual != requested:
             raise RunFailed(f"{engine} was asked for {what} {requested} and has {actual}: the run was not started")
 
 
 def build_launch_variables(place: "RankInfo", device: "torch.device") -> dict[str, str | None]:
-    """Return torchrun's variables for this rank, with LOCAL_RANK as libraries read it: the index of the device."""
+    """Return torchrun's variables for this rank; LOCAL_RANK is what libraries want: the device."""
     local = str(device.index if device.type == "cuda" else place.local_rank)
     return {
         "RANK": str(place.rank),

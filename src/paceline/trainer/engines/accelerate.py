@@ -88,7 +88,7 @@ def _wrap_model(model: nn.Module, spec: RunSpec, device: torch.device, config: d
 
 
 def _build_fsdp_plugin(config: dict[str, Any]) -> Any:
-    """Build the FSDP plugin. Products are bf16 by autocast: Accelerate's own policy would sum gradients in bf16 too."""
+    """Build the FSDP plugin, without Accelerate's policy, which would sum gradients in bf16."""
     from accelerate.utils import FullyShardedDataParallelPlugin
 
     layers = config.get("fsdp_transformer_layer_cls_to_wrap")

@@ -166,7 +166,7 @@ class DeepSpeedStep(Step):
         return torch.stack([self.loss_sum, number, self.norm, stops])
 
     def _before_update(self, optimizer: Any, args: Any, options: Any) -> None:
-        """Tell the optimiser by what to divide the gradients, and whether to apply them: the same for every part."""
+        """Tell the optimiser by what to divide the gradients, and whether to apply them."""
         if not self.fresh:
             return
         self.fresh = False
@@ -204,7 +204,7 @@ class ZeroState(State):
             self.moments = []
 
     def allocate(self) -> None:
-        """Give the optimiser all of its state, at zero, on the flat parts that ZeRO made of the parameters."""
+        """Give the optimiser its state, at zero, on the flat parts that ZeRO made."""
         for flat in self._list_flat_weights():
             state = {key: torch.zeros_like(flat) for key in self.moments}
             if self.counts:
@@ -214,7 +214,7 @@ class ZeroState(State):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def tensors(self) -> dict[str, Any]:
-        """Put together what this rank writes, in host memory; of what others write it has the shape alone."""
+        """Put together what this rank writes, in host memory; of the rest the shape alone."""
         described = self._described()
         mine = set(select_own_tensors(flatten_state(described), dist.group.WORLD))
         model, optim = described["model"], described["optim"]
@@ -259,7 +259,7 @@ class ZeroState(State):
         return ((name, p) for name, p in self.model.parts[0].named_parameters() if p.requires_grad)
 
     def _described(self) -> dict[str, Any]:
-        """Return names, shapes and types of all that is saved; parameters without memory, the rest as it is."""
+        """Return all that is saved: parameters without memory, the rest as it is."""
         saved = self._saved().items()
         model = {name: _shape(x) if isinstance(x, nn.Parameter) else x.detach() for name, x in saved}
         optim: dict[str, Tensor] = {}

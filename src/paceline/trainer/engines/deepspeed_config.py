@@ -150,7 +150,7 @@ class Meaning:
 
 
 def translate_sections(config: Mapping[str, Any]) -> list[Meaning]:
-    """Translate `optimizer`, `scheduler` and `fp16`, but `auto`; raise ValueError for a value of a wrong type."""
+    """Translate `optimizer`, `scheduler` and `fp16`; raise ValueError for a value of a wrong type."""
     schedule = list(_translate_scheduler(config))
     lr = next((lr for meaning in schedule if (lr := meaning.keys.get("train.lr", AUTO)) != AUTO), None)
     meanings = [*_translate_optimizer(config, lr), *schedule, *_translate_fp16(config)]

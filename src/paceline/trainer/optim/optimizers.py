@@ -118,7 +118,7 @@ class SGD(_WithoutCompiler, torch.optim.SGD):
 
 
 class _LayerWise(torch.optim.Optimizer):
-    """Updates matrices as a whole: by a trust ratio |weight| / |update|, so that no layer moves too far, or as Muon."""
+    """Updates matrices as a whole: by a trust ratio |weight| / |update|, or as Muon."""
 
     kept: tuple[str, ...]
 
@@ -216,7 +216,7 @@ class Muon(LAMB):
 
 
 def orthogonalise(x: Tensor) -> Tensor:
-    """Return a matrix with the same singular vectors, and singular values near 1 (Newton-Schulz of degree 5)."""
+    """Return a matrix of the same singular vectors, its values near 1 (Newton-Schulz of degree 5)."""
     wide = x.mT if x.shape[-2] > x.shape[-1] else x
     y = wide / wide.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):

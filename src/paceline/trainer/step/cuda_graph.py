@@ -1,4 +1,4 @@
-"""Record a step of one rank as one CUDA graph: kernels of a small model run shorter than it takes to start them."""
+"""Record a step of one rank as one CUDA graph: kernels of a small model end before the next starts."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable
