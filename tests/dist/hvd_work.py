@@ -44,7 +44,6 @@ def collectives():
         "sparse": hvd.synchronize(hvd.sparse_allreduce_async(sparse, op=hvd.Sum)).to_dense(),
         "objects": (hvd.allgather_object({"rank": r}), hvd.broadcast_object([r], root_rank=1)),
         "misfits": [misfit(call) for call in unequal_calls(r)],
-        "names": named_twice(r),
     }
 
 
@@ -70,24 +69,6 @@ def misfit(call):
         call()
     except RuntimeError as error:
         return str(error)
-
-
-def named_twice(rank):
-    """A name is in use until its handle is waited for, and a barrier does not wait for what is in flight."""
-    if rank:
-        hvd.barrier()
-    handle, message = hvd.allgather_async(torch.tensor([rank]), name="n"), ""
-    try:
-        hvd.allgather_async(torch.tensor([rank]), name="n")
-    except ValueError as error:
-        message = str(error)
-    if not rank:
-        hvd.barrier()
-    sums = hvd.synchronize(hvd.grouped_allreduce_async([torch.ones(1)] * 2, name="n", op=hvd.Sum))
-    again = hvd.synchronize(handle), hvd.synchronize(hvd.allgather_async(torch.tensor([rank]), name="n"))
-    model = nn.Linear(2, 1)
-    names = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))._parameter_names
-    return message[:8], [each.tolist() for each in (*sums, *again)], len(set(names.values()))
 
 
 def gradients():

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.nn.experts import choose_product_type
 from paceline.nn.keyed_dropout import has_triton
 
 NOT_COUNTED = -100
@@ -69,7 +70,7 @@ class _ChunkedLosses(torch.autograd.Function):
         shard: _VocabularyShard,
         gradients: bool,
     ) -> Tensor:
-        product_type = _product_type(x_BSD, weight_VD)
+        product_type = choose_product_type(x_BSD, weight_VD)
         sum_type = torch.promote_types(product_type, torch.float32)
         # Gradients come unscaled, which is too small for fp16.
         grad_type = torch.bfloat16 if product_type == torch.float16 else product_type
@@ -127,13 +128,6 @@ def _is_uniform(values: Tensor) -> bool:
     if torch.compiler.is_compiling() or type(values) is not Tensor or values.device.type != "cpu":
         return True
     return torch.equal(values.nan_to_num(), values[:1].nan_to_num().expand_as(values))
-
-
-def _product_type(x: Tensor, weight: Tensor) -> torch.dtype:
-    """Return the type in which autocast would multiply; without it, that of the weight."""
-    if torch.is_autocast_enabled(x.device.type) and weight.dtype != torch.float64:
-        return torch.get_autocast_dtype(x.device.type)
-    return weight.dtype
 
 
 def _pad_rows(weight_VD: Tensor, kind: torch.dtype) -> Tensor:

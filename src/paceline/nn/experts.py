@@ -103,17 +103,21 @@ def _local(weight: Any) -> Tensor:
 
 def multiply_by_expert(x_ND: Tensor, weight_EFD: Tensor, counts_E: Tensor) -> Tensor:
     """Return the product of each token with the weight of its expert; tokens are sorted by expert."""
-    kind = x_ND.device.type
-    if torch.is_autocast_enabled(kind) and weight_EFD.dtype != torch.float64:
-        half = torch.get_autocast_dtype(kind)
-        x_ND, weight_EFD = x_ND.to(half), weight_EFD.to(half)
-    x_ND = x_ND.to(weight_EFD.dtype)
+    kind = choose_product_type(x_ND, weight_EFD)
+    x_ND, weight_EFD = x_ND.to(kind), weight_EFD.to(kind)
     if GROUPED is not None and x_ND.is_cuda and x_ND.dtype == torch.bfloat16:
         ends = counts_E.cumsum(0).to(torch.int32)
         return GROUPED(x_ND.contiguous(), weight_EFD.transpose(1, 2), offs=ends)
     compiled = torch.compiler.is_compiling()  # as a decorator, disable would import the compiler, which takes seconds
     multiply = torch.compiler.disable(_multiply_parts) if compiled else _multiply_parts
     return multiply(x_ND, weight_EFD, counts_E)
+
+
+def choose_product_type(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the type in which autocast would multiply; without it, that of the weight."""
+    if torch.is_autocast_enabled(x.device.type) and weight.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return weight.dtype
 
 
 def _multiply_parts(x_ND: Tensor, weight_EFD: Tensor, counts_E: Tensor) -> Tensor:

@@ -145,10 +145,8 @@ def _group_statistics(layer: Any) -> GroupedBatchNorm:
         before = len(norm.found)
         found = norm(x.flatten(2) if x.ndim > 2 else x).reshape(x.shape).movedim(1, layer.axis)
         each = x[0, 0].numel()  # Keras keeps the variance as it is, torch an unbiased one
-        biased = [
-            (part * part.new_tensor([[1.0], [1 - 1 / (rows * each)]]), rows) for part, rows in norm.found[before:]
-        ]
-        norm.found = (*norm.found[:before], *biased)
+        shrink = ((part, part.new_tensor([[1.0], [1 - 1 / (rows * each)]]), rows) for part, rows in norm.found[before:])
+        norm.found = (*norm.found[:before], *((part * by, rows) for part, by, rows in shrink))
         shape = [size if axis == layer.axis % x.ndim else 1 for axis, size in enumerate(inputs.shape)]
         if layer.scale:
             found = found * layer.gamma.value.view(shape)

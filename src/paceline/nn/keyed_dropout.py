@@ -277,7 +277,7 @@ def run_again(forward: Callable[..., Any], sites: Sequence[Site]) -> Callable[..
 
 
 def _wrap_forward(module: Any) -> Callable[..., Any]:
-    """Return what `run_site` does for a module whose `forward` was replaced on the instance."""
+    """Return what `run_site` does for a module whose own `forward` was replaced."""
     forward, site = module.forward, getattr(module, SITE)
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -345,18 +345,16 @@ def _build_model(setup: ModelSetup) -> tuple[nn.Module, ParameterGroups]:
 
 def reject_for_keras(spec: RunSpec, layout: Layout) -> None:
     """Raise UserError for what a Keras model cannot do: its variables hold whole weights."""
-    key, reason = "", ""
-    if spec.train.precision in ("fp64", "fp8"):
-        key, reason = "train.precision", "Keras on torch does not support it; use fp32 or bf16"
-    elif spec.train.weights == "bf16":
-        key, reason = "train.weights", "Keras on torch does not support it; use fp32"
-    elif not layout.plain and layout.strategy != "zero1":
+    train = spec.train
+    if train.precision in ("fp64", "fp8"):
+        raise reject_value("train.precision", train.precision, "Keras on torch does not support it; use fp32 or bf16")
+    if train.weights == "bf16":
+        raise reject_value("train.weights", "bf16", "Keras on torch does not support it; use fp32")
+    if not layout.plain and layout.strategy != "zero1":
         axes = (axis for axis in ("tensor", "context", "expert", "pipeline") if getattr(layout, axis) > 1)
-        key = f"parallel.{next(axes, 'strategy')}"
+        axis = next(axes, "strategy")
         reason = "it divides weights, which Keras holds itself; use parallel.strategy=ddp, or zero1"
-    if reason:
-        section, _, name = key.partition(".")
-        raise reject_value(key, getattr(getattr(spec, section), name), reason)
+        raise reject_value(f"parallel.{axis}", getattr(spec.parallel, axis), reason)
 
 
 @contextmanager

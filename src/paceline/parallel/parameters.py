@@ -151,19 +151,16 @@ class LocalParameters(Sequence[LocalParameter]):
     """All that a rank updates, in the order of the model."""
 
     def __init__(
-        self, parameters: Sequence[LocalParameter], group: Any = None, after_update: Callable[[], None] = lambda: None
+        self,
+        parameters: Sequence[LocalParameter],
+        group: Any = None,
+        after_update: Callable[[], None] = lambda: None,
+        after_gradients: Callable[[], None] = lambda: None,
     ) -> None:
+        """Keep parameters, which are divided in the `group`, and what completes updates and gradients."""
         self._all = list(parameters)
         self._by_data = {id(part.data): part for part in parameters}
-        self._group = group
-        self.after_update = after_update
-        self._after_gradients: Callable[[], None] = lambda: None
-
-    def replace(self, parameters: Sequence[LocalParameter], after_gradients: Callable[[], None]) -> "LocalParameters":
-        """Return the same with these parameters, and what completes their gradients."""
-        found = LocalParameters(parameters, self._group, self.after_update)
-        found._after_gradients = after_gradients
-        return found
+        self.group, self.after_update, self._after_gradients = group, after_update, after_gradients
 
     def __len__(self) -> int:
         return len(self._all)
@@ -173,7 +170,7 @@ class LocalParameters(Sequence[LocalParameter]):
 
     @property
     def divided(self) -> bool:
-        return self._group is not None
+        return self.group is not None
 
     def attach_gradients(self) -> None:
         """Set `.grad` of each local part from the gradient of its parameter."""
@@ -214,11 +211,11 @@ class LocalParameters(Sequence[LocalParameter]):
     def norms(self, of: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the norm of each whole tensor, by this rank's part, which is like that in `of`."""
         found = list(torch._foreach_norm(list(tensors)))
-        if self._group is None:
+        if self.group is None:
             return found
         copies = found[0].new_tensor([self.find(data).copies for data in of], dtype=torch.float64)
         squares = torch.stack(found).double().square() / copies
-        dist.all_reduce(squares, group=self._group)
+        dist.all_reduce(squares, group=self.group)
         return list(squares.sqrt().to(found[0].dtype).unbind())
 
 

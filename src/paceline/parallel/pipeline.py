@@ -90,7 +90,7 @@ def tie_parameters(
                 cast(Any, work).wait()
             part.data.grad = torch.stack([parts[other] for other in ranks]).sum(0)
 
-    return local.replace(list(found.values()), sum_gradients) if shared else local
+    return LocalParameters(list(found.values()), local.group, local.after_update, sum_gradients) if shared else local
 
 
 def build_stages(

@@ -56,10 +56,10 @@ def list_equations(
 
     samples, steps = order.samples, total_steps(train, order)
     total = order.seen(steps)
-    whole = f"× {order.steps_per_epoch} steps"
     if order.growth:
         whole = "of a global batch of " + ", ".join(f"{size} after {first} steps" for first, size in order.growth)
     else:
+        whole = f"× {order.steps_per_epoch} steps"
         tail = samples - order.seen(order.steps_per_epoch - 1)
         last = "" if tail == train.global_batch else f", the last of {tail}"
         lines.append(f"{order.steps_per_epoch} steps per epoch = {samples} samples / {train.global_batch} global{last}")

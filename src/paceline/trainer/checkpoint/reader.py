@@ -25,7 +25,7 @@ from paceline.workload import LogFn
 
 CHECKPOINT_FORMAT = 1
 MANIFEST = "manifest.json"
-EMA_PREFIX = "ema."
+EMA_ENTRY = "ema"
 GROUP_KEY = "batchnorm_group"
 EXTRA_KEY = "kept"
 _SEALED_NAME = re.compile(r"step-\d{8,}(\.old)?")
@@ -119,9 +119,9 @@ def verify_checkpoint(path: Path, checksums: bool = True) -> Checkpoint:
             if (found := file.stat().st_size) != size:
                 raise DamagedCheckpoint(f"its file {file.name} has {found} bytes instead of {size}")
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for file, sha256 in zip(files, pool.map(hash_file, files) if checksums else (), strict=False):
-                if sha256 != files[file][1]:
-                    raise DamagedCheckpoint(f"its file {file.name} is damaged (it differs from its checksum)")
+            sums = zip(files, pool.map(hash_file, files), strict=True) if checksums else ()
+        if damaged := next((file for file, sha256 in sums if sha256 != files[file][1]), None):
+            raise DamagedCheckpoint(f"its file {damaged.name} is damaged (it differs from its checksum)")
         return Checkpoint(path, manifest["step"], manifest["meta"], manifest["score"])
     except OSError as error:
         wrong = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
@@ -162,10 +162,10 @@ def read_tensors(checkpoint: Checkpoint, prefix: str = "model.") -> dict[str, Te
 
 def map_tensor_names(metadata: Any, prefix: str = "model.") -> dict[str, str]:
     """Map names without the prefix to those in the checkpoint; averages replace the model's."""
-    described = metadata.state_dict_metadata
-    names = {name.removeprefix(prefix): name for name in described if name.startswith(prefix)}
-    if prefix == "model.":
-        names |= {name.removeprefix(EMA_PREFIX): name for name in described if name.startswith(EMA_PREFIX)}
+    names: dict[str, str] = {}
+    for begin in (prefix, f"{EMA_ENTRY}.") if prefix == "model." else (prefix,):
+        there = (name for name in metadata.state_dict_metadata if name.startswith(begin))
+        names |= {name.removeprefix(begin): name for name in there}
     return names
 
 

@@ -9,7 +9,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -105,34 +105,22 @@ def _verify_engine(engine: Any, layout: Layout, spec: RunSpec, stage: int, devic
         "optimiser": (optimizer in wanted.get(stage, ("DeepSpeedZeroOptimizer", "BF16_Optimizer")), True),
         "autocast": (bool(engine.torch_autocast_enabled()), spec.train.precision == "bf16" and half == torch.float32),
     }
-    verify_engine("DeepSpeed", facts)
     if stage:
         offload = engine.zero_offload_optimizer()
-        offloads = (offload is not None and offload.device == "cpu", spec.parallel.offload)
-        verify_engine("DeepSpeed", {**_describe_division(engine, layout.ranks, stage), "offload": offloads})
-
-
-def _describe_division(engine: Any, ranks: int, stage: int) -> dict[str, tuple[Any, Any]]:
-    """Return how much of the state this rank really holds."""
-    params = [p for p in engine.module.parameters() if p.requires_grad]
+        facts["offload"] = offload is not None and offload.device == "cpu", spec.parallel.offload
     if stage == 3:
-        parts = [(p.ds_tensor.numel(), math.ceil(p.ds_numel / ranks)) for p in params]
-        small = engine.zero_param_persistence_threshold()
-        whole = [p for p in params if p.ds_numel > small and p.numel() == p.ds_numel]
-        held, fair = map(sum, zip(*parts, strict=True))
-        return {"parts of parameters": (held, fair), "matrices that stay whole": (len(whole), 0)}
-    groups = engine.optimizer.param_groups
-    held = sum(p.numel() for group in groups for p in group["params"])
-    total = sum(p.numel() for p in params)
-    room = len(groups) * 4 * ranks  # each group is filled up so that it divides evenly
-    return {"a part of the optimiser state": (total <= held * ranks <= total + room * ranks, True)}
+        params, small = list(engine.module.parameters()), engine.zero_param_persistence_threshold()
+        whole = [p for p in params if p.requires_grad and p.ds_numel > small and p.numel() == p.ds_numel]
+        facts["matrices that stay whole"] = len(whole), 0
+    verify_engine("DeepSpeed", facts)
 
 
 @dataclass
 class DeepSpeedStep(Step):
     """Micro-batches, one sum over ranks, and our update where DeepSpeed calls the optimiser."""
 
-    ranks: int = field(kw_only=True)
+    _: KW_ONLY
+    ranks: int
 
     def __post_init__(self) -> None:
         self.factor = self.loss_sum = self.norm = torch.zeros(())
@@ -194,7 +182,8 @@ class ZeroState(State):
     saved, and cut into parts when it is read.
     """
 
-    engine: Any = field(kw_only=True)
+    _: KW_ONLY
+    engine: Any
 
     def __post_init__(self) -> None:
         self.divided: bool = self.engine.zero_optimization_stage() == 3  # parameters are divided too

@@ -2,7 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from math import nan
 from typing import Any
@@ -128,21 +128,19 @@ class RecordedGraph:
 class RecordedStep(Step):
     """The same numbers as those of a `Step`."""
 
-    compiled: Callable[..., Any] | None = field(default=None, kw_only=True)
-    """The compiled model: for any shape, or for that of a whole batch."""
-    compilation: Compilation | None = field(default=None, kw_only=True)
-    resident: Any = field(default=None, kw_only=True)  # all samples on the device, if batches are ids
-    draws: bool = field(default=False, kw_only=True)  # the model draws from the generator of the device
-    buffers: PinnedBuffers = field(default_factory=lambda: PinnedBuffers(REUSED_TOGETHER), kw_only=True)
+    _: KW_ONLY
+    compiled: Callable[..., Any] | None = None  # the model: for any shape, or for that of a whole batch
+    compilation: Compilation | None = None
+    resident: Any = None  # all samples on the device, if batches are ids
+    draws: bool = False  # the model draws from the generator of the device
+    buffers: PinnedBuffers = field(default_factory=lambda: PinnedBuffers(REUSED_TOGETHER))
 
     def __post_init__(self) -> None:
         self.recorded: dict[Any, RecordedGraph] = {}
         self.pool: Any = None
         self.side = torch.cuda.Stream()
         self.copies: torch.cuda.Stream = torch.cuda.Stream()
-        self.ahead = False
-        self.any_shape = False
-        self.eager = False
+        self.ahead = self.any_shape = self.eager = False
 
     @property
     def times_made(self) -> int:

@@ -25,7 +25,7 @@ from paceline.parallel.parallelize import ParallelModel
 from paceline.parallel.parameters import LocalParameters
 from paceline.parallel.precision import Scaler, autocast
 from paceline.runlog.timers import CollectiveTimer, count_compilations
-from paceline.trainer.checkpoint.reader import EMA_PREFIX
+from paceline.trainer.checkpoint.reader import EMA_ENTRY
 from paceline.trainer.checkpoint.staging import flatten_state
 from paceline.trainer.optim import optimizers, user_optimizer
 from paceline.trainer.optim.optimizers import WeightAverage, set_lr
@@ -82,19 +82,18 @@ class State:
             for local in self.model.local_parameters
             for key, value in optimizers.list_state_tensors(self.optimizer, local.data)
         }
-        kept = self.model.reduction.tensors()
-        return {
-            "model": model,
-            "optim": optim,
-            "scaler": self.scaler.state(),
-            **({self.model.reduction.entry: kept} if kept else {}),
-            **({EMA_PREFIX.strip("."): self.average.tensors()} if self.average is not None else {}),
-            **({user_optimizer.ENTRY: {"begun": torch.tensor(float(bool(optim)))}} if self.own_optimizer else {}),
-        }
+        found: dict[str, Any] = {"model": model, "optim": optim, "scaler": self.scaler.state()}
+        if kept := self.model.reduction.tensors():
+            found[self.model.reduction.entry] = kept
+        if self.average is not None:
+            found[EMA_ENTRY] = self.average.tensors()
+        if self.own_optimizer:
+            found[user_optimizer.ENTRY] = {"begun": torch.tensor(float(bool(optim)))}
+        return found
 
     def replicas(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return what several ranks may hold of `tensors()`: weights, averages and optimiser state; not buffers."""
-        others = ("optim", EMA_PREFIX.strip("."), self.model.reduction.entry)
+        others = ("optim", EMA_ENTRY, self.model.reduction.entry)
         names = [name for part in self.model.parts for name, _ in part.named_parameters()]
         weights = {name: saved["model"][name] for name in names}
         return weights | flatten_state({key: saved[key] for key in others if key in saved})
