@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.nn.keyed_dropout import PASS, has_triton
 
-NORMS = "grouped_norms"  # attribute of a module that computes norms which are not among its modules
+NORMS = "grouped_norms"  # of a module that computes norms which are not its modules
 
 
 def divide_into_groups(samples: int, group: int) -> list[int]:
@@ -160,7 +160,7 @@ def _sum_over_groups(norms: Sequence[GroupedBatchNorm]) -> Tensor:
         pieces: list[Tensor] = []
         for norm in norms:
             statistics, own = norm.found[number] if number < len(norm.found) else (None, 0)
-            share = own / rows  # 1, unless a norm is called more often or with other rows than others
+            share = own / rows  # 1, unless norms are called with other rows
             both = first.new_zeros(2 * norm.num_features) if statistics is None else statistics.flatten()
             pieces += [both, one] if share == 1 else [both * share, one * share]
         flat.add_(torch.cat(pieces), alpha=rows)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFUSION = "confusion"  # (classes, classes): samples of each class (row) by predicted class (column)
-COUNTS = "class_counts"  # (3, classes): samples of a class, predicted as it, and both; if there are many classes
-SCORES = "class_scores"  # (classes, 2, bins): how often samples of other classes, and of this one, got each log-odds
+COUNTS = "class_counts"  # (3, classes): samples, predictions, and both; of many classes
+SCORES = "class_scores"  # (classes, 2, bins): how often others, and this one, got each log-odds
 CLASS_SUMS = (CONFUSION, COUNTS, SCORES)
 MOST_CLASSES = 100  # for which the confusion matrix and the AUC are worth their memory
 FARTHEST, PER_UNIT = 16, 64  # log-odds are counted from -16 to 16, in steps of 1/64
@@ -49,7 +49,7 @@ def class_sums(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
 
 
 def sum_two_classes(odds_B: np.ndarray, labels_B: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the same for two classes, from the log-odds of the second: the first is its mirror image."""
+    """Return the same for two classes, from the log-odds of the second."""
     said_B = (odds_B > 0).astype(np.int64)
     bins_B = np.rint((np.clip(np.nan_to_num(odds_B), -FARTHEST, FARTHEST) + FARTHEST) * PER_UNIT).astype(np.int64)
     first_N, second_N = np.bincount(labels_B * BINS + bins_B, minlength=2 * BINS).reshape(2, BINS)

@@ -30,7 +30,7 @@ class Experts(nn.Module):
 
 
 def balance_by_bias(models: Sequence[Any], several: bool, wait: Callable[[], AbstractContextManager[object]]) -> None:
-    """Let models that keep `expert_load` move their biases after a step, by the tokens of all ranks."""
+    """Let models move the biases of experts after a step, by the tokens of all ranks."""
     if not models:
         return
     load_LE = sum(model.expert_load for model in models)
@@ -43,7 +43,7 @@ def balance_by_bias(models: Sequence[Any], several: bool, wait: Callable[[], Abs
 
 @contextmanager
 def count_choices(parts: Sequence[nn.Module]) -> Iterator[dict[str, Tensor]]:
-    """Yield a dict that gets the tokens of each expert in what runs inside, by the name of the mixture."""
+    """Yield a dict that gets the tokens of each expert, by the name of the mixture."""
     found: dict[str, Tensor] = {}
 
     def count(name: str, experts: Any, given: tuple[Any, ...]) -> None:
@@ -102,13 +102,13 @@ def _local(weight: Any) -> Tensor:
 
 
 def multiply_by_expert(x_ND: Tensor, weight_EFD: Tensor, counts_E: Tensor) -> Tensor:
-    """Return the product of each token with the weight of its expert; tokens are sorted by expert."""
+    """Return the product of each token, sorted by expert, with the expert's weight."""
     kind = choose_product_type(x_ND, weight_EFD)
     x_ND, weight_EFD = x_ND.to(kind), weight_EFD.to(kind)
     if GROUPED is not None and x_ND.is_cuda and x_ND.dtype == torch.bfloat16:
         ends = counts_E.cumsum(0).to(torch.int32)
         return GROUPED(x_ND.contiguous(), weight_EFD.transpose(1, 2), offs=ends)
-    compiled = torch.compiler.is_compiling()  # as a decorator, disable would import the compiler, which takes seconds
+    compiled = torch.compiler.is_compiling()  # a decorator would import the compiler
     multiply = torch.compiler.disable(_multiply_parts) if compiled else _multiply_parts
     return multiply(x_ND, weight_EFD, counts_E)
 

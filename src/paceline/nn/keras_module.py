@@ -22,7 +22,7 @@ MAX_SEED = 1 << 30
 
 @contextmanager
 def reset_keras_names(seed: int) -> Iterator[None]:
-    """Give a model that is built here the same names and first weights, however many were built before."""
+    """Give a model that is built here the same names and weights each time."""
     from keras.src.utils.naming import reset_uids
 
     reset_uids()
@@ -41,7 +41,7 @@ def list_layers(model: Any) -> list[Any]:
 
 
 class KerasModule(nn.Module):
-    """Called as the Keras model is, which also answers other attributes, such as `layers` or `save`."""
+    """Called as the Keras model is, which also answers other attributes."""
 
     original: Any
 

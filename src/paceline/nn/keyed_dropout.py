@@ -24,7 +24,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from paceline.nn.attention import hash32
 
-STAGE_KEYS = "sample_keys"  # argument of a stage of a pipeline, which may be at work on several micro-batches
+STAGE_KEYS = "sample_keys"  # argument of a stage of a pipeline
 SITE = "dropout_site"  # attribute of a module that is one
 ALPHA = -1.7580993408473766  # where SELU saturates
 TORCHS: dict[str, Callable[..., Tensor]] = {
@@ -242,20 +242,20 @@ class KeyedPasses:
                 site.made = made
 
     def take_keys(self, stage: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Begin a forward pass of a stage with the keys among its arguments: a forward pre-hook."""
+        """Begin a forward pass of a stage with the keys among its arguments."""
         keys = kwargs.pop(STAGE_KEYS, None)
         if keys is not None:
             self.begin_forward(keys)
         return args, kwargs
 
     def end_forward(self) -> None:
-        """Count calls anew: layers that the backward pass computes again must draw the same masks."""
+        """Count calls anew: recomputed layers must draw the same masks."""
         for site in self.sites:
             site.calls = 0
 
 
 def run_site(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module that is a site: a method, so that one compilation serves all modules of a class."""
+    """Call a module that is a site; one compilation serves all of a class."""
     outer, PASS.site = PASS.site, getattr(module, SITE)
     found = type(module).forward(module, *args, **kwargs)
     PASS.site = outer

@@ -39,7 +39,7 @@ class Compilation:
             autograd_config.force_non_lazy_backward_lowering = True  # a failure is met here, not in the backward pass
         config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
 
-        def traced(*args: Any, **kwargs: Any) -> Any:  # of torch's own modules only what is called here is traced
+        def traced(*args: Any, **kwargs: Any) -> Any:  # else torch's own modules are not traced
             return call(*args, **kwargs)
 
         compiled = torch.compile(traced, dynamic=dynamic, fullgraph=True, **options)
@@ -92,7 +92,7 @@ def describe_structure(module: nn.Module) -> tuple[Any, ...]:
 
 
 def share_compiled(layers: Sequence[nn.Module]) -> float:
-    """Return how much of the layers is compiled, as one compilation serves all of one structure."""
+    """Return how much of the layers is compiled."""
     return len(set(map(describe_structure, layers))) / len(layers) if layers else 1.0
 
 

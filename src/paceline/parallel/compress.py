@@ -72,7 +72,7 @@ class PowerSGD(GradientReduction):
         self.timer, self.hook = timer, self._collect
         self.names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
         self.kept: dict[str, Tensor] = {}  # remainders, on the scale of the sum over ranks
-        self.qt: dict[str, Tensor] = {}  # Qᵀ: products with its rows are several times as fast as with the columns of Q
+        self.qt: dict[str, Tensor] = {}  # Qᵀ: faster than products with the columns of Q
         self._full: list[tuple[dict[str, Tensor], Tensor, SumFuture]] = []
         draw = torch.Generator().manual_seed(0)  # the same on every rank
         for name, p in model.named_parameters():
@@ -114,7 +114,7 @@ class PowerSGD(GradientReduction):
         qts = {name: ps[name].T @ m for name, m in large.items()}
         finite &= self._sum([*qts.values()])
         for name, m in large.items():
-            if not finite:  # this step is not applied, and must leave no trace in those that follow
+            if not finite:  # this step must leave no trace
                 m.fill_(math.nan)
                 continue
             qt = self.qt[name].copy_(qts[name]).div_(ranks)
@@ -190,7 +190,7 @@ DIFFERENCES: dict[str, Any] = load_yaml(Path(__file__).with_name("differences.ya
 
 
 def describe_difference(parallel: Parallel) -> dict[str, Any] | None:
-    """Return how much the answer of a mode differs from plain data parallelism; None if it does not."""
+    """Return how much the answer of a mode differs; None if it does not."""
     mode = parallel.reduce
     if mode == "exact" or (parallel.ranks == 1 and mode != "diloco"):
         return None

@@ -110,7 +110,7 @@ def broadcast_model(model: nn.Module) -> None:
 
 
 def broadcast_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
-    """Use the main rank's running statistics and other buffers; stages of a pipeline keep their own."""
+    """Use the main rank's buffers; stages of a pipeline keep their own."""
     if dist.is_initialized() and layout.pipeline == 1:
         for buffer in buffers:
             dist.broadcast(buffer, src=0)
@@ -173,7 +173,7 @@ def _wrap_rows(name: str, param: nn.Parameter, mesh: DeviceMesh) -> LocalParamet
 
 
 def _own_rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return (first row, number of rows) of a rank: equal parts rounded up, the last shorter or empty."""
+    """Return (first row, number of rows) of a rank; the last may be shorter or empty."""
     each = -(-rows // ranks)
     begin = min(rank * each, rows)
     return begin, min(each, rows - begin)

@@ -56,7 +56,7 @@ def shard_model(
     divided = {p for module in mixtures for p in module.parameters()}
     inside = {p for block in blocks for p in block.parameters()}
     cast = inside - {p for block in blocks for p in find_uncast(block)} if in_bf16 else inside
-    for module in (model, *blocks, *mixtures):  # the rest first: it takes what layers have in fp32, and gathers it once
+    for module in (model, *blocks, *mixtures):  # the rest first: it gathers what layers have in fp32
         policy = MixedPrecisionPolicy(reduce_dtype=None if as_it_is else summed_in)
         if in_bf16 and module is not model:  # autocast casts what goes in, as under every other strategy
             policy = MixedPrecisionPolicy(torch.bfloat16, summed_in, cast_forward_inputs=False)
@@ -67,12 +67,12 @@ def shard_model(
             grid, others = experts, set()
         axes = grid["replicate", "shard"] if grid["replicate"].size() > 1 else grid["shard"]
         if grid is experts and axes.size() == 1:
-            continue  # no other rank has them: fully_shard over one rank would scale their gradients
+            continue  # over one rank their gradients would be scaled
         wrapped = fully_shard(
             module, mesh=axes, **options, mp_policy=policy, reshard_after_forward=not keep, ignored_params=others
         )
         if axes.size() > 1:
-            wrapped.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
+            wrapped.set_gradient_divide_factor(1.0)  # the loss is divided by global counts
             wrapped.set_force_sum_reduction_for_comms(True)
         if mesh.device_type == "cpu":
             wrapped.set_custom_all_gather(_timed(DefaultAllGather, setup.timer))

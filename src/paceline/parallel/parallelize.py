@@ -171,7 +171,7 @@ def parallelize(setup: ModelSetup) -> ParallelModel:
     local = collect_local_parameters(parts, layout.ranks // layout.pipeline, group)
     net: nn.Module = parts[0]
     if ties or cut is not None:
-        back, _ = build_mesh(layout, device)  # gradients go their own way, so that ranks never wait for each other
+        back, _ = build_mesh(layout, device)  # so that ranks never wait for each other
         local = pipeline.tie_parameters(local, ties, layout, mesh, back)
     if cut is not None:
         net = InferredPipeline(model, cut, layout, mesh, back)

@@ -1,4 +1,4 @@
-"""Group parameters by name, and find what one rank updates of each, as plain tensors for the optimiser."""
+"""Group parameters by name, and find what one rank updates of each, as plain tensors."""
 
 import logging
 import math

@@ -55,7 +55,7 @@ class Cut:
     parts: Mapping[str, nn.Module]
     layers: Sequence[str]
     ties: Sequence[Tie] = field(default=(), kw_only=True)
-    direct: Sequence[tuple[str, str]]  # parameters that modules around layers hold themselves, and their modules
+    direct: Sequence[tuple[str, str]]  # parameters of modules around layers, and those
 
     def words(self) -> str:
         """Describe the stages by what is called in them, and what they send."""
@@ -81,7 +81,7 @@ class Cut:
                 parent, _, own = name.rpartition(".")
                 setattr(model.get_submodule(parent), own, Absent(module))
         aliases = {tie.held[stage]: [tie.name] for tie in self.ties if stage in tie.held}
-        model.__dict__["tied_names"] = aliases  # what `model.init_from` has by the first of the names is not missing
+        model.__dict__["tied_names"] = aliases  # they are not missing in `model.init_from`
         for name, holder in self.direct if stage else ():
             module, own = model.get_submodule(holder), name.rpartition(".")[2]
             whole = module._parameters.pop(own)
@@ -97,7 +97,7 @@ class Cut:
 
 
 def infer_stages(workload: Workload, model: nn.Module, batch: Any, layout: Layout) -> Cut:
-    """Cut the order of calls between layers, so that the most expensive stage is as cheap as possible."""
+    """Cut the order of calls between layers, so that the costliest stage is cheapest."""
     if layout.schedule in TWO_STAGE_SCHEDULES:
         reason = "needs the methods inputs, costs and stage of the Workload; use parallel.schedule=1f1b"
         raise pipeline_error(layout, reason)
@@ -212,7 +212,7 @@ class Absent(nn.Module):
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
-        self.__dict__["whole"] = whole.to("meta").eval()  # not a module of this one: its weights are not the rank's
+        self.__dict__["whole"] = whole.to("meta").eval()  # its weights are not this rank's
         self.__dict__["stand_in"] = None
 
     def __getattr__(self, name: str) -> Any:
@@ -271,7 +271,7 @@ class InferredPipeline(nn.Module):
         yield from [BACKWARD] * ahead
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model does, on every rank; in a training pass of `run` on the last alone."""
+        """Return what the model does, on every rank; in a pass of `run` on the last alone."""
         if self.training_pass:
             found = self.model(*args, **kwargs)
             if self.left:
@@ -319,7 +319,7 @@ class InferredPipeline(nn.Module):
         self.sent.clear()
 
     def begin(self, key: Any) -> list[Tensor]:
-        """Receive what the pass over a batch needs of other stages; a new `key` comes with shapes."""
+        """Receive what a pass needs of other stages; a new `key` comes with shapes."""
         self.seen.clear()
         self.left, received = False, []
         if self.incoming:

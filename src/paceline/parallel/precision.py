@@ -16,7 +16,7 @@ from paceline.errors import reject_value
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 IN_BF16 = ("bf16", "fp8")
-ALIGNED = 16  # matrices of fp8 must have multiples of it: other layers multiply in bf16, and rows are padded
+ALIGNED = 16  # sides of fp8 matrices: other layers stay in bf16, rows are padded
 MIN_TF32 = (8, 0)
 MIN_FP8 = (8, 9)
 
@@ -61,7 +61,7 @@ def explain_missing_tf32(precision: str, device: torch.device) -> str:
 
 
 class Scaler:
-    """The loss scale of fp16, the same on all ranks since gradients are summed first; 1 for other precisions."""
+    """The loss scale of fp16, the same on all ranks; 1 for other precisions."""
 
     def __init__(self, train: Train, device: torch.device) -> None:
         self.adapts = train.precision == "fp16" and train.loss_scale == "dynamic"
@@ -91,13 +91,13 @@ def use_fp8(blocks: Iterable[nn.Module], device: torch.device) -> None:
     for block in blocks:
         for module in block.modules():
             if type(module) is nn.Linear and not any(size % ALIGNED for size in module.weight.shape):
-                module.__class__ = Fp8Linear  # names and weights stay; a compiler sees one class, not many functions
+                module.__class__ = Fp8Linear  # names and weights stay
 
 
 class Fp8Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         x_ND = x.reshape(-1, x.shape[-1])
-        spare = -len(x_ND) % ALIGNED  # the gradient of the weight is a sum over rows, and so many are wanted there
+        spare = -len(x_ND) % ALIGNED  # for the gradient of the weight, a sum over rows
         y_NO = _Fp8Product.apply(F.pad(x_ND, (0, 0, 0, spare)) if spare else x_ND, self.weight)
         y = y_NO[: len(x_ND)].view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias.to(y.dtype)

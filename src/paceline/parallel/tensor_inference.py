@@ -42,7 +42,7 @@ class InferredRules:
 
     def apply(self, model: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
         """Divide what rules name, and let the layers that hold it compute on DTensors."""
-        DTensor._op_dispatcher._allow_implicit_replication = True  # masks and tables beside them are whole on all ranks
+        DTensor._op_dispatcher._allow_implicit_replication = True  # masks and tables are whole on all ranks
         names, ranks = {id(module): name for name, module in model.named_modules()}, mesh.size()
         for block in blocks:
             rule_of = {module: self.rules.get(names[id(module)], "") for module in block.modules()}
@@ -122,7 +122,7 @@ def infer_rules(workload: Workload, model: nn.Module, batch: Any, layout: Layout
 
 
 class _HeadCounter(Dataflow):
-    """Notes into how many heads the outputs of linear layers are divided, too, and which are several in one."""
+    """Notes into how many heads linear outputs are divided, too, and which are several in one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def find_sides(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _find_tables(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, str]:
-    """Find embeddings outside of the layers, and heads of as many rows; one that shares a whole table stays whole."""
+    """Find embeddings outside of the layers, and heads of as many rows."""
     inside = {id(module) for block in blocks for module in block.modules()}
     outside = {name: module for name, module in model.named_modules() if id(module) not in inside}
     tables = {name: module for name, module in outside.items() if isinstance(module, nn.Embedding)}
@@ -178,7 +178,7 @@ def _check_rules(rules: Mapping[str, str], heads: set[int], layout: Layout) -> N
 
 
 def find_placements(module: nn.Module, rule: str, ranks: int) -> dict[str, Placement]:
-    """Return how the parameters of a layer are divided; nothing if the ranks cannot have equal parts."""
+    """Return how parameters of a layer are divided; nothing if parts are not equal."""
     if rule == "heads":
         return {"in_proj_weight": Shard(0), "in_proj_bias": Shard(0)}
     sides = find_sides(module)
@@ -199,7 +199,7 @@ def _attend_by_head(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, None]:
-    """Do what torch's module does, with the heads of this rank; the weights of attention are not returned."""
+    """Do what torch's module does, with the heads of this rank and without weights."""
     outer, PASS.site = PASS.site, getattr(module, SITE, PASS.site)
     ranks, rank, partial_sum = mesh.size(), mesh.get_local_rank(), Partial()
     weights = [module.in_proj_weight] + ([] if module.in_proj_bias is None else [module.in_proj_bias])
@@ -237,7 +237,7 @@ def _leave_dtensors(mesh: DeviceMesh, module: nn.Module, args: Any, kwargs: Any)
 
 
 def _run_on_dtensors(mesh: DeviceMesh, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a layer with the stream as a DTensor, whose gradient is then whole on all ranks; return plain tensors."""
+    """Call a layer with the stream as a DTensor; return plain tensors."""
     given, options = _enter_dtensors(mesh, (args, kwargs))
     with _LocalAttention(mesh):
         found = forward(*given, **options)
@@ -245,7 +245,7 @@ def _run_on_dtensors(mesh: DeviceMesh, forward: Callable[..., Any], *args: Any, 
 
 
 def _enter_dtensors(mesh: DeviceMesh, tree: Any) -> Any:
-    """Return a tree with what has a gradient as DTensors: beside them a plain tensor would get a DTensor as its own."""
+    """Return a tree with what has a gradient as DTensors, as its own would be."""
 
     def enter(x: Tensor) -> Tensor:
         return DTensor.from_local(x, mesh, [WHOLE], run_check=False) if x.requires_grad else x

@@ -41,7 +41,7 @@ VARIABLES = (
 LIBRARIES = ("numpy", "transformers", "keras", "xgboost", "lightgbm", "deepspeed", "accelerate")
 FEW_SAMPLES = 16
 ORDER = -1  # number of the position in the data, beside those of ways in which tensors are divided
-HASHED_BYTES = 1 << 28  # of an array or a file: of a larger one, rows that are spread over it, or its two ends
+HASHED_BYTES = 1 << 28  # of an array or a file; else spread rows, or two ends
 
 
 def check_ranks_agree(spec: RunSpec, data: str, local_rank: int = 0) -> None:

@@ -105,7 +105,7 @@ def use_evaluation_mode(model: nn.Module, precision: str, device: torch.device) 
 
 @dataclass
 class ChunkSums:
-    """Sums of a rank. Integers are exact in any order; floats are kept by chunk until all are known."""
+    """Sums of a rank; floats are kept by chunk, to be added in one order."""
 
     whole: dict[str, np.ndarray] = field(default_factory=dict)
     chunks: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)

@@ -99,7 +99,7 @@ def describe_model(workload: BaseWorkload, layout: Layout) -> list[str]:
 
 
 def describe_division(workload: BaseWorkload, layout: Layout) -> list[str]:
-    """Describe how layers without rules of their own are divided; raise UserError if they cannot be."""
+    """Describe how layers without rules are divided; raise UserError if they cannot be."""
     if not isinstance(workload, Workload) or layout.tensor * layout.pipeline == 1:
         return []
     if workload.shard_rules and workload.has("stage"):

@@ -206,7 +206,7 @@ class WeightMatch:
     words: str
     digest: str
     taken: int
-    drawn: tuple[str, ...]  # of the model, drawn at random; with the shapes, where only those differ
+    drawn: tuple[str, ...]  # of the model, with the shapes where only those differ
     left: tuple[str, ...]  # of `model.init_from`, not used
 
     def sentence(self) -> str:
@@ -233,7 +233,7 @@ class WeightInitializer:
         return all(gather_objects(fits))
 
     def __call__(self, parts: Sequence[nn.Module]) -> None:
-        """Read into the modules that this rank holds; what is wrong on one rank is raised on all."""
+        """Read into this rank's modules; what is wrong on one rank is raised on all."""
         weights, digest = self._weights
         into, mine = self._fit(parts, weights.shapes)
         found: dict[str, str] = {}
@@ -351,7 +351,7 @@ def find_tokenizer(start: Path) -> Path | None:
 
 
 def _read_tokens(file: Path) -> dict[str, Any] | None:
-    """Return the id of each token; None if the file is of another kind, which is reported elsewhere."""
+    """Return the id of each token; None if the file is of another kind."""
     from tokenizers import Tokenizer
 
     try:

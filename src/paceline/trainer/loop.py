@@ -196,7 +196,7 @@ class StepActions:
 
 
 class StepLog:
-    """Turns what the device computed into events, a few steps at a time so that nothing waits for it."""
+    """Turns what the device computed into events, a few steps at a time."""
 
     def __init__(self, job: GradientJob) -> None:
         self.job, self.context, self.timer = job, job.context, job.train_step.timer

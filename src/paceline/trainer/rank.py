@@ -71,7 +71,7 @@ def run_rank(
             if isinstance(folder, RunDir):
                 starting.enter_context(heartbeat_scope(folder.heartbeats, rank_info, spec.parallel.timeout_s))
             with record_failure(folder, rank_info):
-                if isinstance(workload, Workload):  # forks, before this process has a device and threads
+                if isinstance(workload, Workload):  # before there are a device and threads
                     from paceline.data.workers import start_workers
 
                     held.enter_context(start_workers(workload, rank_info, -(-layout.global_batch // layout.data)))
@@ -232,7 +232,7 @@ def open_rank_session(
 
 @contextmanager
 def _hold_lock(run: RunDir, log: LogFn, timeout_s: float) -> Iterator[None]:
-    """Hold the run's lock on the main rank, unless its launcher does; if another process has it, all ranks raise."""
+    """Hold the run's lock on the main rank, unless its launcher does; else all raise."""
     from paceline.launch.process_group import broadcast_from_main
 
     with ExitStack() as held:
@@ -276,7 +276,7 @@ def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, log: LogFn) -> None:
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:
-    """Record how a run failed; if that cannot be written (a full disk), the first failure stays the error."""
+    """Record how a run failed, if that can be written."""
     import torch.distributed as dist
 
     reason = str(error) if isinstance(error, PacelineError) else describe_error(error)
@@ -288,7 +288,7 @@ def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exce
 
 
 def _summarize_finished(run: RunDir, job: Job, log: LogFn) -> Summary:
-    """Return the summary of a finished run as it was written, or write it if a kill came before."""
+    """Return the summary of a finished run, written now if a kill came before."""
     job.conclude()
     log(f"{run.path} is finished: {job.end}")
     with suppress(UserError):
@@ -344,7 +344,7 @@ def _write_summary(run: RunDir, job: Job, status: RunStatus, peaks: list[int], r
 
 
 def _gather_peaks(device: torch.device) -> list[int]:
-    """Return the most bytes each rank held: of the device, or of the process; [] if a library allocates on its own."""
+    """Return the most bytes each rank held, of the device or of the process."""
     import torch
 
     from paceline.launch.process_group import gather_objects
@@ -355,7 +355,7 @@ def _gather_peaks(device: torch.device) -> list[int]:
 
 
 def _read_peak_resident() -> int:
-    """Return the most bytes of this process; `ru_maxrss` would count those of the process that started it."""
+    """Return the most bytes of this process; `ru_maxrss` counts those of its parent."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -30,7 +30,7 @@ ANSWER_KEY = "answer"
 
 
 def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
-    """Return what determines the answer, for a checkpoint: the values themselves, so that a change can be named."""
+    """Return what determines the answer, as values, so that a change can be named."""
     return {
         "spec": collect_determining_values(workload.spec),
         "length": length_of(workload.spec.train),
@@ -40,13 +40,13 @@ def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
 
 
 def describe_code(spec: RunSpec) -> dict[str, Any]:
-    """Return hashes of the user's own files, by name, and of the workload that comes with a package."""
+    """Return hashes of the user's files, by name, and of a workload from a package."""
     code = {name: hash_files([file]) for name, file in find_user_files(spec).items()}
     return {"code": code, "workload": hash_files(sorted(list_workload_files(spec)))}
 
 
 def collect_determining_values(spec: RunSpec) -> dict[str, Any]:
-    """Return the values that change the answer, as JSON; of files the content counts, not the place."""
+    """Return the values that change the answer; of files the content counts."""
     values, determining = spec.dump(), {}
     for key, *_ in spec.fields():
         section, _, name = key.partition(".")
@@ -71,7 +71,7 @@ def check_resume_request(run: RunDir, spec: RunSpec) -> None:
 
 
 def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_code: bool = False) -> None:
-    """Raise UserError if values, data or code are not what the newest checkpoint of a run was made with."""
+    """Raise UserError if values, data or code are not those of the newest checkpoint."""
     sealed, step = _read_newest_answer(run)
     data = sealed.get("data", run.start().get("data"))
     if data is not None and data != workload.fingerprint():
@@ -94,7 +94,7 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
 
 
 def _check_same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> None:
-    """Raise UserError if the recorded length was edited: only `resume` with a longer one extends a run."""
+    """Raise UserError if the recorded length was edited instead of extended."""
     key, now = length_of(run.recorded_spec().train)
     before_key, before = sealed.get("length", [key, now])
     if (before_key, before) == (key, now):
@@ -121,7 +121,7 @@ def check_same_values(run: RunDir, spec: RunSpec, sealed: Mapping[str, Any], ste
 
 
 def find_user_files(spec: RunSpec) -> dict[str, Path]:
-    """Find the user's own files that determine the answer, such as code, each by a name that it keeps if it moves."""
+    """Find the user's files that determine the answer, each by a name that it keeps if it moves."""
     found = find_user_code(spec.dump())
     modules = (Path(name if name.endswith(KERAS) else get_user_module(name)) for name in found)
     code = [module for module in modules if module.suffix in (".py", KERAS)]
@@ -145,7 +145,7 @@ def _is_fixed(key: str, spec: RunSpec) -> bool:
 
 
 def _read_newest_answer(run: RunDir) -> tuple[Mapping[str, Any], int]:
-    """Return what the newest checkpoint says of its answer, and its step; tensors are verified when they are read."""
+    """Return what the newest checkpoint says of its answer, and its step."""
     from paceline.trainer.checkpoint.reader import DamagedCheckpoint, list_sealed, verify_checkpoint
 
     for path in list_sealed(run.checkpoints):

@@ -1,4 +1,4 @@
-"""Open a run: check the request, prepare the data, make or find the run folder; keep in it what inference needs."""
+"""Open a run: check the request, prepare data, make or find the folder, keep what inference needs."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ SOURCE = "source"
 
 
 def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:
-    """Return the summary of a finished run, unless its last checkpoint is damaged or the spec makes it longer."""
+    """Return the summary of a finished run, unless it is damaged or made longer."""
     from paceline.trainer.checkpoint.reader import DamagedCheckpoint, list_sealed, verify_checkpoint
 
     check_resume_request(run, spec)
@@ -114,7 +114,7 @@ def open_run(
     exactly: bool = False,
     changed_code: bool = False,
 ) -> tuple[RunDir, Workload]:
-    """Check the request, prepare the data, and make the run's folder; `exactly` OUT/NAME, even if it exists."""
+    """Check the request, prepare data, make the folder; `exactly` OUT/NAME, even if it exists."""
     from paceline.runlog.loggers import check_loggers
 
     if spec.parallel.device == "cuda":

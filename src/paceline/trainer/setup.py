@@ -156,7 +156,7 @@ def _decide_execution(context: RunContext, workload: Workload, samples: Samples,
 
 
 def settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: int) -> tuple[Step, Execution]:
-    """Build the step and decide how it runs, once its model is known: passes are made over a batch, without effect."""
+    """Build the step and decide how it runs, by passes over a batch, without effect."""
     workload, layout, train = setup.workload, setup.layout, setup.spec.train
     known = workload.compile_layers or layout.pipeline * layout.tensor * layout.context > 1
     if setup.device.type == "cpu" or train.compile == "off" or known:
@@ -180,7 +180,7 @@ def settle_execution(setup: ModelSetup, samples: Samples, order: Order, steps: i
 
 
 def _normalises_groups(step: Step, model: nn.Module, layout: Layout) -> bool:
-    """Return whether batch norms over groups have kernels of our own, which are faster than what is compiled."""
+    """Return whether batch norms have our own kernels, faster than what is compiled."""
     rows = -(-layout.global_batch // (layout.data * layout.passes(layout.global_batch)))
     batch_layers = step.state.model.batch_layers
     return bool(batch_layers.norms) and rows > batch_layers.group and prefers_channels_last(model)
@@ -225,7 +225,7 @@ def _apply_execution(
 
 
 def _look_at_model(setup: ModelSetup, model: nn.Module, samples: Samples) -> Traits:
-    """Return the traits of the work with what only the model shows; a cost model of our own knows better."""
+    """Return the traits of the work with what only the model shows."""
     entry = find_entry(setup.spec.workload)
     equal = (entry.traits.equal_layers or not entry.subject) and bool(find_equal_layers(model))
     return replace(traits_of(setup.workload, samples), equal_layers=equal, compiles=not has_keras(model))
@@ -244,7 +244,7 @@ def _first_batch(step: Step, samples: Samples, order: Order, layout: Layout, sha
 
 
 def build_step(setup: ModelSetup, model: ParallelModel | None = None) -> Step:
-    """Build a step as it was decided to run, of the parallel model of the setup or of an existing one."""
+    """Build a step as it was decided to run, of an existing model or that of the setup."""
     workload, train, execution = setup.workload, setup.spec.train, setup.execution
     state = State.new(model or parallelize(setup), train, setup.device, workload)
     pipeline = setup.layout.pipeline > 1
@@ -262,7 +262,7 @@ def build_recorded_step(
     one_shape: bool = False,
     compilation: Compilation | None = None,
 ) -> "RecordedStep":
-    """Build the same step, to be recorded; `one_shape`: samples have one, and batches are not padded to a few."""
+    """Build the same step, to be recorded; `one_shape`: batches are not padded to a few."""
     from paceline.trainer.step.cuda_graph import AT_ONCE, RecordedStep
 
     compiled = None
@@ -277,7 +277,7 @@ def build_recorded_step(
 
 
 def get_compiler_options() -> dict[str, bool]:
-    """Keep sums over rows and over columns in two kernels: where sizes vary, one took more than twice as long."""
+    """Keep sums over rows and columns in two kernels: one took twice as long."""
     name = "triton.mix_order_reduction"
     return {name: False} if name in torch._inductor.list_options() else {}
 

@@ -61,7 +61,7 @@ def start_accelerate(setup: ModelSetup, context: RunContext) -> Step:
         net.register_comm_hook(None, ddp.make_sum_hook(setup.timer))
     elif sharded and layout.ranks > 1:
         for module in (module for module in net.modules() if isinstance(module, FSDPModule)):
-            module.set_gradient_divide_factor(1.0)  # summed, not averaged: the loss is divided by global counts
+            module.set_gradient_divide_factor(1.0)  # the loss is divided by global counts
             module.set_force_sum_reduction_for_comms(True)
     local = collect_local_parameters([model], layout.ranks, dist.group.WORLD if sharded else None)
     state = State.new(ParallelModel(net, [model], local, parameters, groups=groups), spec.train, device, workload)

@@ -108,11 +108,11 @@ def _verify_engine(engine: Any, layout: Layout, spec: RunSpec, stage: int, devic
     if stage:
         offload = engine.zero_offload_optimizer()
         facts["offload"] = offload is not None and offload.device == "cpu", spec.parallel.offload
+    verify_engine("DeepSpeed", facts)
     if stage == 3:
         params, small = list(engine.module.parameters()), engine.zero_param_persistence_threshold()
         whole = [p for p in params if p.requires_grad and p.ds_numel > small and p.numel() == p.ds_numel]
-        facts["matrices that stay whole"] = len(whole), 0
-    verify_engine("DeepSpeed", facts)
+        verify_engine("DeepSpeed", {"matrices that stay whole": (len(whole), 0)})
 
 
 @dataclass
@@ -221,7 +221,7 @@ class ZeroState(State):
         return {} if self.divided else dict(self.model.parts[0].named_parameters())
 
     def restore(self, read: Callable[[dict[str, Any]], None]) -> None:
-        """Read whole tensors into host memory, weights before the rest, and keep this rank's parts."""
+        """Read whole tensors into host memory, weights first, and keep this rank's parts."""
         model = _allocate(self._described()["model"])
         read({"model": model})
         self._put_weights(model)
@@ -259,7 +259,7 @@ class ZeroState(State):
         return {"model": model, "optim": optim, "scaler": self.scaler.state()}
 
     def _whole(self, p: nn.Parameter, key: str | None = None) -> Tensor:
-        """Return a parameter, or what the optimiser keeps of it, put together from all ranks' parts."""
+        """Return a parameter, or a moment of it, from all ranks' parts."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if not p.requires_grad:
@@ -287,7 +287,7 @@ class ZeroState(State):
 
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
         if self.divided:
-            size = p.ds_tensor.numel()  # of the part of each rank, the last of them filled up with zeros
+            size = p.ds_tensor.numel()  # the last part is filled up with zeros
             mine = value.flatten()[size * dist.get_rank() :][:size]
             value = F.pad(mine, (0, size - len(mine)))
             set_weight, set_moment = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state

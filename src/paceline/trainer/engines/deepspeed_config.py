@@ -19,8 +19,8 @@ STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 SECTIONS = ("optimizer", "scheduler", "fp16")
 TABLES = user_config.read_tables("deepspeed")
 NUMBERS = {*TABLES["integers"], *TABLES["floats"]}
-MAY_BE_NULL = (".warmup_max_lr", ".cycle_second_step_size")  # numbers that DeepSpeed derives if they are null
-LARGEST_POWER = 100  # largest power of two of a loss scale: fp32 ends at 127, which leaves room for the loss
+MAY_BE_NULL = (".warmup_max_lr", ".cycle_second_step_size")  # that DeepSpeed derives
+LARGEST_POWER = 100  # of two, in a loss scale: fp32 ends at 127
 
 
 def check_deepspeed(spec: RunSpec, layout: Layout) -> None:
@@ -63,13 +63,13 @@ def build_deepspeed_config(spec: RunSpec, layout: Layout, pinned: bool, largest_
         "gradient_accumulation_steps": layout.passes(layout.global_batch),
         "gradient_clipping": 0.0,  # Paceline clips; DeepSpeed's default would clip at 1
         "zero_optimization": {"stage": stage},
-        "zero_allow_untested_optimizer": True,  # Paceline's own, which works on flat parts as on anything
+        "zero_allow_untested_optimizer": True,  # it works on flat parts too
         "zero_force_ds_cpu_optimizer": False,
     }
     theirs = {}
     if spec.parallel.engine_config is not None:
         theirs = _read_user_json(spec, layout, spec.parallel.engine_config)
-        theirs.pop("train_batch_size", None)  # DeepSpeed's product of the three, which need not divide evenly
+        theirs.pop("train_batch_size", None)  # their product, which need not divide evenly
     if spec.train.precision == "bf16" and not user_config.get_nested(theirs, "bf16.enabled"):
         ours["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
     return user_config.merge_config(user_config.merge_config(defaults, theirs), ours)

@@ -17,7 +17,7 @@ from paceline.trainer.optim.small_adam import SmallAdam
 
 
 def build_optimizer(train: Train, local: LocalParameters, groups: ParameterGroups) -> torch.optim.Optimizer:
-    """Build the optimiser of the run file; its learning rates are tensors, set before each step."""
+    """Build the optimiser of the run file; its learning rates are tensors."""
     device = local[0].data.device
     lrs: dict[float, Tensor] = defaultdict(lambda: torch.tensor(0.0, dtype=torch.float32, device=device))
     parts: list[Any] = [{**group, "lr": lrs[group["lr_factor"]]} for group in build_update_groups(train, local, groups)]
@@ -101,7 +101,7 @@ _adam_step = inspect.unwrap(torch.optim.Adam.step)
 class Adam(_WithoutCompiler, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update the parameters; in a recorded graph on several streams, if the device has room."""
+        """Update; in a recorded graph on several streams, if the device has room."""
         assert closure is None, "the loop computes the loss"
         if can_spread(self):
             run_spread_step(self)
@@ -226,7 +226,7 @@ def orthogonalise(x: Tensor) -> Tensor:
 
 
 BLOCK = 65_536
-"""Numbers that torch's fused kernel gives to a block of threads: too many to fill a device with a small model."""
+"""Numbers that torch's fused kernel gives to a block of threads."""
 PIECE = 16_384
 MAX_TENSORS = 36  # tensors that the kernel takes at once
 STREAMS = 8
@@ -235,7 +235,7 @@ Piece = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def can_spread(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a graph is recorded on a device with more processors than the kernel has blocks."""
+    """Return whether a graph is recorded where the kernel leaves processors idle."""
     params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not (params and params[0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
@@ -244,7 +244,7 @@ def can_spread(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def run_spread_step(optimizer: Any) -> None:
-    """Do the step of a fused Adam while a graph is recorded, in small pieces on several streams."""
+    """Do the step of a fused Adam in small pieces on several streams."""
     groups = [(group, list(_split_state(optimizer, group))) for group in optimizer.param_groups]
     counts = [optimizer.state[p]["step"] for group, _ in groups for p in group["params"] if p.grad is not None]
     torch._foreach_add_(counts, 1)
@@ -283,11 +283,11 @@ def _run_kernel(optimizer: Any, group: dict[str, Any], pieces: Sequence[Piece]) 
     kernel(params, grads, averages, squares, [], counts, amsgrad=False, **options)
 
 
-WARM_UP_STEPS = 10  # after t steps the decay is at most (1 + t) / (10 + t): the random first weights are soon forgotten
+WARM_UP_STEPS = 10  # after t steps the decay is at most (1 + t) / (10 + t)
 
 
 class WeightAverage:
-    """An exponential moving average of the weights that a rank updates, evaluated in their place (`train.ema`)."""
+    """A moving average of the weights that a rank updates, evaluated in their place."""
 
     def __init__(self, decay: float, local: LocalParameters, parts: Sequence[nn.Module]) -> None:
         self.decay, self.local, self.parts = decay, local, parts
@@ -300,7 +300,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def add(self, applied: Tensor) -> None:
-        """Add the weights after an update, unless it was not applied; nothing waits for the device."""
+        """Add the weights after an update, unless it was not applied."""
         share = self.share * applied.to(self.share)
         change = torch._foreach_sub([part.data for part in self.local], self.averages)
         torch._foreach_mul_(change, share.to(self.averages[0].dtype))
@@ -308,7 +308,7 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the model compute with the average; afterwards it has its own weights again, to the last bit."""
+        """Let the model compute with the average; afterwards it has its own weights again."""
         self._swap_weights()
         try:
             yield

@@ -18,7 +18,7 @@ COMPARED = 1000  # steps by which two schedules are compared, of the first and o
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate as a function of samples seen, never of calls: restarts and accumulation do not change it."""
+    """The learning rate as a function of samples seen, never of calls."""
 
     train: Train
     peak: float

@@ -66,7 +66,7 @@ class SmallAdam(torch.optim.Optimizer):
                 _store(state, name, mine, value, noise)
 
     def _allocate(self, part: LocalParameter) -> dict[str, Any]:
-        """Create the moments of a parameter: of the second the root is kept, which needs half the range."""
+        """Create the moments; of the second the root is kept, which needs half the range."""
         p, kind = part.data, torch.promote_types(part.data.dtype, torch.float32)
         whole = part.whole(p)
         state: dict[str, Any] = {"step": torch.zeros(())}
@@ -88,7 +88,7 @@ class SmallAdam(torch.optim.Optimizer):
         return state
 
     def _draw(self, part: LocalParameter, like: Tensor, begin: int, step: int) -> Tensor:
-        """Return a random number for each value of some rows, by its place in the whole parameter."""
+        """Return a random number for each value, by its place in the whole parameter."""
         whole: Any = part.whole(part.data)
         first = whole.__create_chunk_list__()[0].offsets if is_sharded(whole) else [0] * like.ndim
         places = torch.zeros((), dtype=torch.int32, device=like.device)
@@ -100,7 +100,7 @@ class SmallAdam(torch.optim.Optimizer):
 
 
 def choose_block(tail: int) -> int:
-    """Return how many values share a scale: the most that divide a row, and its parts on a few ranks."""
+    """Return how many values share a scale: the most that divide rows and parts."""
     part = tail // gcd(tail, MOST_SPLITS)
     return next(block for block in range(min(BLOCK, part), 0, -1) if part % block == 0)
 

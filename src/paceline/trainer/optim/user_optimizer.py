@@ -1,4 +1,4 @@
-"""Use an optimiser of the user (`Workload.optimizer`, or a script's) under every layout and in every checkpoint."""
+"""Use an optimiser of the user or of a script under every layout and in every checkpoint."""
 
 import math
 from collections import defaultdict
@@ -37,7 +37,7 @@ def build_user_optimizer(
 def take_over_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], peak: float, local: LocalParameters, strategy: str
 ) -> None:
-    """Let a script's optimiser update what this rank holds of each parameter; `names` are by the id of a parameter."""
+    """Let a script's optimiser update this rank's parts; `names` are by the id of a parameter."""
     mine = {part.name: part.data for part in local}
     groups = []
     for group in optimizer.param_groups:
@@ -73,7 +73,7 @@ def _reject_row_dependent(make: Make, groups: list[dict[str, Any]], local: Local
 
 
 def _prepare_groups(optimizer: torch.optim.Optimizer, peak: float, local: LocalParameters) -> list[str]:
-    """Set the factor of each group, check what a checkpoint must hold; return names of parameters left out."""
+    """Set the factor of each group; return names of parameters left out."""
     names = {id(part.data): part.name for part in local}
     for group in optimizer.param_groups:
         group["lr_factor"] = float(group["lr"]) / peak
@@ -101,7 +101,7 @@ def _call_workload(workload: Workload, groups: list[dict[str, Any]]) -> torch.op
 
 @torch.no_grad()
 def allocate_user_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create all state by a step without effect; raise UserError for what no checkpoint could hold."""
+    """Create all state by a step without effect; raise UserError for what cannot be saved."""
     kind = type(optimizer).__name__
     params = [p for group in optimizer.param_groups for p in group["params"]]
     before, options = [p.clone() for p in params], [_read_options(group) for group in optimizer.param_groups]

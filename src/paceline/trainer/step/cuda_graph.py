@@ -52,7 +52,7 @@ class PackedBatch:
 
 
 class PinnedBuffers:
-    """Pinned memory that is used again: to pin new memory takes as long as a step of a small model."""
+    """Pinned memory that is used again: to pin takes as long as a small step."""
 
     def __init__(self, together: int = 1) -> None:
         self.together = together
@@ -67,7 +67,7 @@ class PinnedBuffers:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def give_back(self, row: Tensor) -> None:
-        """Free a row once the copy to the device is over; the device is asked about several at a time."""
+        """Free rows once the copy to the device is over, several at a time."""
         self.sent.append(row)
         if len(self.sent) < self.together:
             return
@@ -101,7 +101,7 @@ def pack_ids(ids: np.ndarray, buffers: PinnedBuffers) -> PackedBatch:
 
 
 def load_resident_rows(samples: Any, order: Order, steps: int, device: torch.device, precision: str = "") -> Any:
-    """Return all samples on the device; None if they are too large, or a short run never sees them all."""
+    """Return all samples on the device; None if they are too large, or never all seen."""
     if not hasattr(samples, "resident") or order.seen(steps) < len(samples):
         return None
     rows = samples.resident()
@@ -189,7 +189,7 @@ class RecordedStep(Step):
         return stats
 
     def _fill(self, recorded: RecordedGraph, row: Tensor) -> None:
-        """Copy a batch to where the graph reads it; a large one beside the step before it, which is still at work."""
+        """Copy a batch to where the graph reads it; a large one beside the step before."""
         if not self.ahead:
             recorded.row.copy_(row, non_blocking=True)
             self.buffers.give_back(row)
@@ -212,7 +212,7 @@ class RecordedStep(Step):
         return KeyedBatch(rows, batch.keys) if isinstance(batch, KeyedBatch) else rows
 
     def _recorded(self, sent: PackedBatch, whole: bool) -> RecordedGraph | None:
-        """Record the step for batches like this; None if that fails, and then no other is recorded."""
+        """Record the step for batches like this; None if that fails, now and later."""
         compiles = whole or self.any_shape
         net = self.compiled if self.compiled is not None and compiles else self.state.model.unwrapped
         if self.compilation is not None:

@@ -43,7 +43,7 @@ class ProbeResult:
 
 
 def probe_step(step: Step, batch: Any) -> ProbeResult:
-    """Make the passes over a batch; weights, buffers, gradients and generators stay as they were."""
+    """Make the passes over a batch; all stays as it was."""
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if not leaves or any(leaf.device.type != "cpu" or leaf.layout is not torch.strided for leaf in leaves):
         return ProbeResult(NoGraphReason.NOT_ON_HOST)
@@ -133,7 +133,7 @@ def _host_draws() -> tuple[Any, ...]:
 
 @contextmanager
 def restore_after(step: Step) -> Iterator[Callable[[], list[Attribute]]]:
-    """Restore buffers and plain attributes of the model; yield a function that names those that were replaced."""
+    """Restore buffers and plain attributes; yield a function that names changed ones."""
     modules: list[tuple[str, nn.Module]] = list(step.state.model.unwrapped.named_modules())
     buffers = [(name, module, key, b, b.clone()) for name, module in modules for key, b in _buffers(module)]
     holders: list[tuple[str, Any]] = [*modules, ("", step.workload)]

@@ -119,7 +119,7 @@ class State:
             yield from part.buffers()
 
     def allocate(self) -> None:
-        """Create all state of the optimiser, at zero, so that a checkpoint holds the same tensors at any step."""
+        """Create all state, at zero, so that a checkpoint holds the same tensors at any step."""
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 p.grad = torch.zeros_like(p)
@@ -171,7 +171,7 @@ def update_weights(
 
 
 def _scale_and_cut(local: LocalParameters, scale: Tensor, most: float) -> Tensor:
-    """Divide the gradients and clip each number to ± most, if above 0; return what is left to divide by."""
+    """Divide gradients and clip each number to ± most; return what is left to divide by."""
     grads = [part.data.grad for part in local if part.data.grad is not None]
     torch._foreach_mul_(grads, (1 / scale).to(torch.promote_types(grads[0].dtype, torch.float32)))
     if most:
@@ -245,7 +245,7 @@ class Step:
         return self.finish(found, samples, stop)
 
     def seed(self, batch: RankBatch, index: int) -> None:
-        """Seed the generators of a pass; `torch.manual_seed` seeds others too, and takes a hundred times as long."""
+        """Seed the generators of a pass, a hundred times as fast as `torch.manual_seed`."""
         number = int(derive_key(self.train.seed, batch.global_batch.step, batch.rank, index)) >> 1
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
@@ -269,7 +269,7 @@ class Step:
 
     @contextmanager
     def running_pass(self, micro: MicroBatch) -> Iterator[Any]:
-        """Yield the batch, for a forward and backward pass in which layers draw from the keys of its samples."""
+        """Yield the batch, for a pass in which layers draw from the keys of its samples."""
         batch, keys = micro.batch if isinstance(micro.batch, KeyedBatch) else (micro.batch, None)
         observing = not self.observed and self.notice is not ignore_log
         drawn = self._count_draws() if observing else None
@@ -316,7 +316,7 @@ class Step:
         return torch.stack([*totals[:2], norm.double(), totals[2]])
 
     def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
-        """Do the same if each rank updates its own model; a step that is not finite on one rank is applied by none."""
+        """Do the same for a model of each rank; none applies what is not finite on one."""
         square = self.state.model.local_parameters.sum_squared_gradients()
         factor = samples / (get_divisor(found[1]) * self.state.scaler.scale)
         totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])
@@ -339,7 +339,7 @@ class PipelineStep(Step):
         first = torch.cat([one for one, _ in inputs])
         every = {name: torch.cat([more[name] for _, more in inputs]) for name in inputs[0][1]}
         every |= {STAGE_KEYS: torch.cat(keys)} if keys else {}
-        by_index: dict[int, Tensor] = {}  # not a sum: torch also calls the loss of micro-batch 0 to learn its shape
+        by_index: dict[int, Tensor] = {}  # torch calls the loss of 0 twice
 
         def loss(output: Tensor, index: int) -> Tensor:
             micro = micro_batches[index]
