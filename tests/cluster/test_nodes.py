@@ -6,7 +6,6 @@ what is wrong with a node is said. Needs root.
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -90,19 +89,6 @@ def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(lm_fil
     assert "rank 1 on node1 does not see" in said[0]
     assert "all ranks must share the run folder" in said[0]
     assert not read_steps(RunDir(tmp_path / "runs" / "nodes").events_file(0))
-
-
-def test_a_node_that_cannot_start_is_named_by_the_others(lm_file, tmp_path):
-    """Our package is not there, or another thing: nobody comes from it."""
-    words = ["--quiet", "--out", str(tmp_path / "runs"), "parallel.timeout_s=10"]
-    with nodes(2, tmp_path) as found:
-        began = time.monotonic()
-        ranks = found.start_ranks([*PACELINE, "train", str(lm_file), *words], before={1: "false"})
-        codes, said = outcome(ranks)
-    assert codes[0] == 1
-    assert "could not join the 2 ranks at node0" in said[0]
-    assert "timed out waiting for rank 1" in said[0]
-    assert time.monotonic() - began < 300
 
 
 def test_clocks_that_differ_change_nothing(lm_file, alone, tmp_path, monkeypatch):
