@@ -54,7 +54,7 @@ class Own(Workload):
 """
 
 
-def own(*changes: str) -> dict[str, str]:
+def own(*changes):
     """A workload with some of its text replaced: old, new, old, new …"""
     text = OWN_PY
     for old, new in zip(changes[::2], changes[1::2], strict=True):
@@ -69,12 +69,12 @@ class Row:
     code: str
     key: str = ""
     exit: int = 2
-    files: dict[str, str] = field(default_factory=dict)
-    own: list[str] = field(default_factory=list)
-    environ: dict[str, str] = field(default_factory=dict)
+    files: dict = field(default_factory=dict)
+    own: list = field(default_factory=list)
+    environ: dict = field(default_factory=dict)
     theirs: bool = False
 
-    def write_files(self, folder: Path) -> None:
+    def write_files(self, folder):
         for path, content in {**(own(*self.own) if self.own else {}), **self.files}.items():
             for name, text in (("{ROWS}", ROWS), ("{OWN}", OWN), ("{OWN_PY}", OWN_PY)):
                 content = content.replace(name, text)
@@ -82,7 +82,7 @@ class Row:
             (folder / path).write_bytes(content.encode("latin-1"))
 
 
-def build_row(words: str, code: str, key: str = "", more: dict | None = None) -> Row:
+def build_row(words, code, key="", more=None):
     return Row(words.replace("{TRAIN}", TRAIN), code, key, **(more or {}))
 
 
@@ -121,11 +121,11 @@ def folder(tmp_path, monkeypatch, finished):
     return tmp_path
 
 
-def written(folder: Path) -> set[str]:
+def written(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def check_answer(row: Row, answer: Answer) -> None:
+def check_answer(row, answer):
     assert answer.code == row.exit, answer.err
     if row.theirs:
         assert "Traceback" in answer.err
@@ -135,7 +135,7 @@ def check_answer(row: Row, answer: Answer) -> None:
         assert len(answer.err.strip().splitlines()) <= SHOWN_LINES, answer.err
 
 
-def check_folder(name: str, folder: Path, before: set[str]) -> None:
+def check_folder(name, folder, before):
     row = TABLE[name]
     new = {path for path in written(folder) - before if not path.startswith(("cache", "__pycache__"))}
     if row.exit == 2 or "prepare" in name or "export" in row.words:
@@ -146,11 +146,11 @@ def check_folder(name: str, folder: Path, before: set[str]) -> None:
     assert not [path for path in written(folder) if ".part-" in path or path.endswith((".tmp", ".writing"))]
 
 
-def check_run(run: RunDir) -> None:
+def check_run(run):
     """A failed run is whole: its spec, its events up to the end, and checkpoints that can be read."""
     assert run.spec()
     assert [event["status"] for event in read_events(run.events_file(0), "end")][-1:] == ["failed"]
-    said: list[str] = []
+    said = []
     find_newest(run.checkpoints, said.append)
     assert not said
 
@@ -232,7 +232,7 @@ def test_disk_full_at_a_checkpoint(folder, ask, small_disk):
     assert (answer.code, answer.error.code) == (1, "disk-full")
     assert str(small_disk) in answer.err
     assert len(answer.err.splitlines()) == 1
-    said: list[str] = []
+    said = []
     assert find_newest(RunDir(small_disk / "small").checkpoints, said.append) is not None
     assert not said, "what is there is whole"
     assert not [path for path in written(small_disk) if path.endswith((".tmp", ".writing"))]

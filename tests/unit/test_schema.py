@@ -1,7 +1,5 @@
 """Schemas of run, cluster and site files: they accept what Paceline accepts, and name what is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -41,7 +39,7 @@ class EditorLoader(yaml.SafeLoader):
 EditorLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?e[-+]?\d+"), "0123456789-+")
 
 
-def load_yaml(text: str):
+def load_yaml(text):
     return yaml.load(text, EditorLoader)
 
 

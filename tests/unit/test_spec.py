@@ -28,7 +28,7 @@ parallel: auto
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     file = tmp_path / "news.yaml"
     file.write_text(TEXT)
     return file

@@ -1,7 +1,5 @@
 """Sources: every kind of file gives the same rows, and every broken one says what is wrong; honest docstrings."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
@@ -11,14 +9,13 @@ import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from paceline.data.corpora import docstrings, labelled
-from paceline.data.corpora.labelled import LabelledCorpus, LabelledSource, open_source
+from paceline.data.corpora.labelled import LabelledCorpus, open_source
 from paceline.errors import UserError
 from paceline.workloads.classifier.sections import TextData
 from results import expect_error
@@ -30,7 +27,7 @@ WORDS = ["the ball was kicked", 'he said "yes", twice', "line one\nline two", ""
 ROWS = [(f"{WORDS[i % 6]} {i}" if i % 6 != 3 or i > 3 else "", "news" if i % 3 else "sport") for i in range(240)]
 
 
-def write(folder: Path, kind: str, rows: list[tuple[Any, Any]], name: str = "rows") -> Path:
+def write(folder, kind, rows, name="rows"):
     if kind == "parquet":
         path = folder / f"{name}.parquet"
         table = pa.table({"id": range(len(rows)), "text": [r[0] for r in rows], "label": [r[1] for r in rows]})
@@ -48,16 +45,16 @@ def write(folder: Path, kind: str, rows: list[tuple[Any, Any]], name: str = "row
     return path
 
 
-def source_of(kind: str) -> Any:
+def source_of(kind):
     return {"tsv": "csv"}.get(kind.removesuffix(".gz"), kind.removesuffix(".gz"))
 
 
-def opened(path: Path, kind: str, **fields: Any) -> LabelledSource:
+def opened(path, kind, **fields):
     return open_source(TextData(source=source_of(kind), path=path, **fields))
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "tsv", "tsv.gz", "jsonl", "jsonl.gz", "parquet"])
-def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, kind):
     source = opened(write(tmp_path, kind, ROWS), kind)
     assert source.classes() == ("news", "sport")
     train, test = list(source.train()), list(source.test())
@@ -72,7 +69,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_a_test_file_is_the_test_split(tmp_path: Path, kind: str) -> None:
+def test_a_test_file_is_the_test_split(tmp_path, kind):
     train, test = write(tmp_path, kind, ROWS), write(tmp_path, kind, ROWS[:7], "test")
     source = opened(train, kind, test_path=test)
     assert len(list(source.train())) == len(ROWS)
@@ -90,14 +87,14 @@ def test_a_test_file_is_the_test_split(tmp_path: Path, kind: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_classes_are_the_sorted_labels(tmp_path: Path, kind: str, labels: list[Any], classes: tuple[str, ...]) -> None:
+def test_classes_are_the_sorted_labels(tmp_path, kind, labels, classes):
     source = opened(write(tmp_path, kind, [(f"text {i}", label) for i, label in enumerate(labels * 3)]), kind)
     assert source.classes() == classes
 
 
 @pytest.mark.parametrize(("rows", "texts"), [(2, 2), (3, 3), (5, 5), (200, 20)])
 @pytest.mark.parametrize("fraction", [1e-6, 0.4, 1 - 1e-6])
-def test_both_splits_have_a_row_and_no_text_is_in_both(tmp_path: Path, rows: int, texts: int, fraction: float) -> None:
+def test_both_splits_have_a_row_and_no_text_is_in_both(tmp_path, rows, texts, fraction):
     path = write(tmp_path, "csv", [(f"text {i % texts}", i) for i in range(rows)])
     source = opened(path, "csv", test_fraction=fraction)
     train, test = list(source.train()), list(source.test())
@@ -106,7 +103,7 @@ def test_both_splits_have_a_row_and_no_text_is_in_both(tmp_path: Path, rows: int
     assert not {text for text, _ in train} & {text for text, _ in test}
 
 
-def test_limit_takes_the_first_training_rows_and_keeps_the_classes(tmp_path: Path) -> None:
+def test_limit_takes_the_first_training_rows_and_keeps_the_classes(tmp_path):
     path = write(tmp_path, "csv", [(f"text {i}", i // 50) for i in range(100)])
     whole, part = opened(path, "csv"), opened(path, "csv", limit=7)
     assert list(part.train()) == list(islice(whole.train(), 7))
@@ -114,7 +111,7 @@ def test_limit_takes_the_first_training_rows_and_keeps_the_classes(tmp_path: Pat
     assert part.classes() == ("0", "1")
 
 
-def test_rows_stream(tmp_path: Path) -> None:
+def test_rows_stream(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n' * 5000 + "broken\n")
     test = write(tmp_path, "jsonl", [("a", 0), ("b", 1)], "test")
@@ -125,14 +122,14 @@ def test_rows_stream(tmp_path: Path) -> None:
         list(stream)
 
 
-def test_half_a_character_in_json_is_replaced(tmp_path: Path) -> None:
+def test_half_a_character_in_json_is_replaced(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(r'{"text": "cut \ud83d", "label": 0}' + "\n" + r'{"text": "whole \ud83d\ude00", "label": 1}' + "\n")
     source = opened(path, "jsonl")
     assert {text for text, _ in [*source.train(), *source.test()]} == {"cut \ufffd", "whole 😀"}
 
 
-def test_the_fingerprint_is_of_content_and_settings(tmp_path: Path) -> None:
+def test_the_fingerprint_is_of_content_and_settings(tmp_path):
     path = write(tmp_path, "csv", ROWS)
     first = opened(path, "csv").fingerprint()
     copy = tmp_path / "copy.csv"
@@ -149,7 +146,7 @@ def test_the_fingerprint_is_of_content_and_settings(tmp_path: Path) -> None:
 
 GOOD = "text,label\none,a\ntwo,b\n"
 IDENTIFIERS = "text,label\n" + "".join(f"some words,{i}\n" for i in range(10_001))
-BROKEN: list[tuple[str, str, bytes, dict[str, Any], str, str]] = [
+BROKEN = [
     ("empty", "csv", b"", {}, "invalid-data", "data.path="),
     ("header alone", "csv", b"text,label\n", {}, "invalid-data", ""),
     ("blank lines", "jsonl", b"\n\n  \n", {}, "invalid-data", ""),
@@ -179,7 +176,7 @@ BROKEN: list[tuple[str, str, bytes, dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(
     ("kind", "content", "fields", "code", "named"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN]
 )
-def test_a_broken_file_is_named(tmp_path: Path, kind: str, content: bytes, fields: Any, code: str, named: str) -> None:
+def test_a_broken_file_is_named(tmp_path, kind, content, fields, code, named):
     path = tmp_path / "rows"
     path.write_bytes(content)
     with expect_error(code) as caught:
@@ -189,20 +186,20 @@ def test_a_broken_file_is_named(tmp_path: Path, kind: str, content: bytes, field
     assert "\n" not in str(caught.value)
 
 
-def test_null_text_in_parquet_is_named(tmp_path: Path) -> None:
+def test_null_text_in_parquet_is_named(tmp_path):
     path = write(tmp_path, "parquet", [("a", 0), (None, 1)])
     with expect_error("invalid-data", match="row 2: 'text'"):
         _ = opened(path, "parquet").classes()
 
 
 @pytest.mark.parametrize(("rows", "said"), [([("b", "sports")], "did you mean 'sport'"), ([], "no rows")])
-def test_a_test_file_without_rows_or_with_other_labels_is_named(tmp_path: Path, rows: list[Any], said: str) -> None:
+def test_a_test_file_without_rows_or_with_other_labels_is_named(tmp_path, rows, said):
     train, test = write(tmp_path, "csv", [("a", "sport"), ("b", "news")]), write(tmp_path, "csv", rows, "test")
     with expect_error("invalid-data", "data.test_path", match=said):
         list(opened(train, "csv", test_path=test).test())
 
 
-MISPLACED: list[tuple[dict[str, Any], str, str]] = [
+MISPLACED = [
     ({"source": "csv"}, "missing-value", "data.path"),
     ({"source": "csv", "path": "."}, "invalid-data", "data.path"),
     ({"source": "csv", "path": "row.csv"}, "not-found", "data.path"),
@@ -218,7 +215,7 @@ MISPLACED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "key"), MISPLACED)
-def test_a_misplaced_path_is_named_at_once(tmp_path: Path, fields: dict[str, Any], code: str, key: str) -> None:
+def test_a_misplaced_path_is_named_at_once(tmp_path, fields, code, key):
     write(tmp_path, "csv", ROWS)
     given = {key: tmp_path / value if "path" in key else value for key, value in fields.items()}
     with expect_error(code, key):
@@ -228,14 +225,14 @@ def test_a_misplaced_path_is_named_at_once(tmp_path: Path, fields: dict[str, Any
 # --- AG News ------------------------------------------------------------------------------------------------------
 
 
-def ag_folder(folder: Path, train: str, test: str = '"1","a","b"\n') -> LabelledSource:
+def ag_folder(folder, train, test='"1","a","b"\n'):
     (folder / "train.csv").write_text(train)
     with gzip.open(folder / "test.csv.gz", "wt") as file:
         file.write(test)
     return open_source(TextData(source="ag_news", path=folder))
 
 
-def test_ag_news_in_its_original_layout(tmp_path: Path) -> None:
+def test_ag_news_in_its_original_layout(tmp_path):
     source = ag_folder(tmp_path, '"3","Oil #39;s up","A ""big"" rise\\to  #36;50"\n"4","x","y"\n', '"1","a","b"\n')
     assert source.classes() == ("World", "Sports", "Business", "Sci/Tech")
     assert list(source.train()) == [('Oil\'s up A "big" rise to $50', 2), ("x y", 3)]
@@ -255,7 +252,7 @@ def test_ag_news_in_its_original_layout(tmp_path: Path) -> None:
         ("prices Higher; R&amp;D", "prices Higher; R&D"),
     ],
 )
-def test_ag_news_is_cleaned_gently(raw: str, clean: str) -> None:
+def test_ag_news_is_cleaned_gently(raw, clean):
     assert labelled.unescape_text(raw) == clean
 
 
@@ -268,14 +265,14 @@ def test_ag_news_is_cleaned_gently(raw: str, clean: str) -> None:
         ("\n", "invalid-data", "train.csv"),
     ],
 )
-def test_broken_ag_news_is_named(tmp_path: Path, train: str, code: str, named: str) -> None:
+def test_broken_ag_news_is_named(tmp_path, train, code, named):
     with expect_error(code) as refused:
         list(ag_folder(tmp_path, train).train())
     assert named in str(refused.value)
 
 
 @needs_ag_news
-def test_the_real_ag_news() -> None:
+def test_the_real_ag_news():
     source = open_source(TextData(source="ag_news", path=AG_NEWS))
     assert source.classes() == labelled.TOPICS
     train = Counter(label for _, label in source.train())

@@ -1,7 +1,5 @@
 """Tokens: exact batches, a cache that is used, shared, repaired, and never half there."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -10,24 +8,21 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.data import cache
 from paceline.data.corpora.labelled import LabelledCorpus, Tokens, open_source
-from paceline.errors import PacelineError, RunFailed, UserError
+from paceline.errors import RunFailed, UserError
 from paceline.workloads.classifier.sections import TextData
 from results import expect_error
 
 SUBJECTS = ["rider", "wheel", "road", "hill", "wind", "bottle", "chain", "saddle", "map", "rain"]
 
 
-def write_rows(folder: Path, n: int = 400) -> Path:
+def write_rows(folder, n=400):
     rng = np.random.default_rng(0)
     path = folder / "rows.jsonl"
     with path.open("w") as file:
@@ -39,19 +34,19 @@ def write_rows(folder: Path, n: int = 400) -> Path:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> TextData:
+def data(tmp_path):
     return TextData(source="jsonl", path=write_rows(tmp_path), vocab=400, max_length=24, cache=tmp_path / "cache")
 
 
-def entries(data: TextData) -> list[str]:
+def entries(data):
     return sorted(path.name for path in data.cache.iterdir() if not path.name.endswith((".lock", ".digest")))
 
 
-def naive(split: Tokens, samples: Any) -> list[int]:
+def naive(split, samples):
     return [int(t) for i in samples for t in split.ids[split.offsets[i] : split.offsets[i + 1]]]
 
 
-def test_the_stored_tokens_are_the_tokens_of_the_texts(data: TextData) -> None:
+def test_the_stored_tokens_are_the_tokens_of_the_texts(data):
     corpus = LabelledCorpus.prepare(data)
     assert corpus.classes == ("0", "1", "2")
     assert corpus.vocab == corpus.tokenizer.get_vocab_size() <= 400
@@ -72,7 +67,7 @@ def test_the_stored_tokens_are_the_tokens_of_the_texts(data: TextData) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_gather_is_the_naive_loop(dtype: Any) -> None:
+def test_gather_is_the_naive_loop(dtype):
     rng = np.random.default_rng(1)
     lengths = rng.integers(1, 50, 300)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -85,8 +80,8 @@ def test_gather_is_the_naive_loop(dtype: Any) -> None:
         assert split.lengths(samples).tolist() == lengths[samples].tolist()
 
 
-def test_the_second_time_comes_from_the_cache(data: TextData) -> None:
-    said: list[str] = []
+def test_the_second_time_comes_from_the_cache(data):
+    said = []
     first = LabelledCorpus.prepare(data, said.append)
     assert any("training and" in line for line in said)
     again = LabelledCorpus.prepare(data, said.append)
@@ -97,17 +92,17 @@ def test_the_second_time_comes_from_the_cache(data: TextData) -> None:
     assert pickle.loads(pickle.dumps(again)).train.gather(np.arange(5)).tolist() == naive(first.train, range(5))
 
 
-def test_another_setting_is_another_entry(data: TextData) -> None:
+def test_another_setting_is_another_entry(data):
     changes = [{"vocab": 300}, {"max_length": 8}, {"lowercase": True}, {"limit": 50}, {"test_fraction": 0.3}, {}]
     assert len({LabelledCorpus.prepare(data.model_copy(update=change)).folder for change in changes}) == 6
 
 
-def edit(file: Path, old: bytes, new: bytes) -> None:
+def edit(file, old, new):
     assert old in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(old, new))
 
 
-DAMAGES: dict[str, Callable[[LabelledCorpus], object]] = {
+DAMAGES = {
     "truncated": lambda corpus: os.truncate(corpus.folder / "train.ids.npy", 200),
     "missing file": lambda corpus: (corpus.folder / "test.offsets.npy").unlink(),
     "missing meta": lambda corpus: (corpus.folder / "meta.json").unlink(),
@@ -121,11 +116,11 @@ DAMAGES: dict[str, Callable[[LabelledCorpus], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_entry_is_built_again(data: TextData, damage: Callable[[LabelledCorpus], object]) -> None:
+def test_a_damaged_entry_is_built_again(data, damage):
     first = LabelledCorpus.prepare(data)
     expected = naive(first.train, range(20))
     damage(first)
-    said: list[str] = []
+    said = []
     again = LabelledCorpus.prepare(data, said.append)
     assert "damaged" in said[0]
     assert again.fingerprint == first.fingerprint
@@ -133,7 +128,7 @@ def test_a_damaged_entry_is_built_again(data: TextData, damage: Callable[[Labell
     assert entries(data) == [first.folder.name]
 
 
-def test_what_a_killed_builder_left_is_removed(data: TextData) -> None:
+def test_what_a_killed_builder_left_is_removed(data):
     first = LabelledCorpus.prepare(data)
     leftover = first.folder.rename(f"{first.folder}.part-x1")
     LabelledCorpus.prepare(data)
@@ -149,10 +144,8 @@ def test_what_a_killed_builder_left_is_removed(data: TextData) -> None:
         (errno.EROFS, "not-writable", UserError),
     ],
 )
-def test_a_failing_disk_leaves_nothing_behind(
-    data: TextData, monkeypatch: pytest.MonkeyPatch, number: int, code: str, kind: type[PacelineError]
-) -> None:
-    def fail(self: Any, values: Any) -> None:
+def test_a_failing_disk_leaves_nothing_behind(data, monkeypatch, number, code, kind):
+    def fail(self, values):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(cache.ArrayWriter, "append", fail)
@@ -161,7 +154,7 @@ def test_a_failing_disk_leaves_nothing_behind(
     assert entries(data) == []
 
 
-def test_an_error_in_the_last_row_or_of_the_folder_leaves_nothing_behind(data: TextData, tmp_path: Path) -> None:
+def test_an_error_in_the_last_row_or_of_the_folder_leaves_nothing_behind(data, tmp_path):
     test = tmp_path / "test.jsonl"
     test.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 7}\n')
     with expect_error("invalid-data", "data.test_path"):
@@ -190,7 +183,7 @@ print(sum("learning" in line for line in said), corpus.fingerprint, int(corpus.t
 
 
 @pytest.mark.parametrize("locks", ["locked", "unlocked"])
-def test_two_processes_at_once_end_with_the_same_corpus(tmp_path: Path, locks: str) -> None:
+def test_two_processes_at_once_end_with_the_same_corpus(tmp_path, locks):
     write_rows(tmp_path, 8000)
     env, pipe = {**os.environ, "PYTHONPATH": ":".join(sys.path)}, subprocess.PIPE
     commands = ([sys.executable, "-c", BUILDER, str(tmp_path), f"ready-{i}", locks] for i in range(2))
@@ -204,12 +197,12 @@ def test_two_processes_at_once_end_with_the_same_corpus(tmp_path: Path, locks: s
     assert [p.name for p in (tmp_path / "cache").iterdir() if ".part-" in p.name] == []
 
 
-def test_the_second_process_waits_and_says_so(data: TextData) -> None:
+def test_the_second_process_waits_and_says_so(data):
     first = LabelledCorpus.prepare(data)
     waiting = threading.Event()
-    said: list[str] = []
+    said = []
 
-    def say(line: str) -> None:
+    def say(line):
         said.append(line)
         if "waiting" in line:
             waiting.set()
@@ -224,7 +217,7 @@ def test_the_second_process_waits_and_says_so(data: TextData) -> None:
     assert not any("learning" in line for line in said)
 
 
-def test_a_fork_after_tokenising_is_silent(data: TextData) -> None:
+def test_a_fork_after_tokenising_is_silent(data):
     code = (
         "import os, sys; from paceline.workloads.classifier.sections import TextData;"
         "from paceline.data.corpora.labelled import LabelledCorpus;"
@@ -239,12 +232,12 @@ def test_a_fork_after_tokenising_is_silent(data: TextData) -> None:
     assert (done.stdout.strip(), done.stderr) == ("0 100", "")
 
 
-def test_what_the_user_should_know_is_said(tmp_path: Path) -> None:
+def test_what_the_user_should_know_is_said(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n" + "a long text of many words,x\n,x\n" * 20 + "other,y\n" * 20)
     (tmp_path / "test.csv").write_text("text,label\nother,y\nanother,x\n")
     given = {"source": "csv", "path": path, "test_path": tmp_path / "test.csv", "cache": tmp_path / "cache"}
-    said: list[str] = []
+    said = []
     LabelledCorpus.prepare(TextData(**given, limit=30, max_length=2, vocab=257), said.append)
     whole = "\n".join(said)
     for told in ("30 training and 2 test texts in 2 classes", "15 train texts (50.0%) were cut", "15 train texts are"):

@@ -11,7 +11,7 @@ from paceline.io.table import Table, Tabular
 from results import render_text
 
 
-def printed(table: Table, width: int) -> list[str]:
+def printed(table, width):
     return render_text(table, width=width).splitlines()
 
 

@@ -119,7 +119,7 @@ def test_unreadable_lists(parse, text):
         parse(text)
 
 
-def chained(outer: BaseException, inner: BaseException) -> BaseException:
+def chained(outer, inner):
     outer.__cause__ = inner
     return outer
 

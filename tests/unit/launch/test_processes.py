@@ -16,7 +16,7 @@ from paceline.launch.environment import SINGLE_RANK, pin_cores
 CORES = sorted(os.sched_getaffinity(0))
 
 
-def seen(ranks: int, rank: int, threads: int) -> list[int]:
+def seen(ranks, rank, threads):
     with pin_cores(replace(SINGLE_RANK, rank=rank, world=ranks, local_rank=rank, local_world=ranks), threads):
         found = sorted(os.sched_getaffinity(0))
     assert sorted(os.sched_getaffinity(0)) == CORES

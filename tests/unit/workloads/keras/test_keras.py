@@ -1,7 +1,5 @@
 """A Keras model as a workload, in one process: its loss is that of fit(), its weights have one name each."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Scenes, folders of pairs, and the samples that are cut from them."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
@@ -68,7 +66,7 @@ def test_a_scene_is_a_function_of_its_number():
 
 
 def test_prepared_images_are_found_again_and_rebuilt_if_damaged(tmp_path):
-    said: list[str] = []
+    said = []
     first, again, third = (workload(tmp_path, **SCENES) for _ in range(3))
     first.prepare(said.append)
     again.prepare(said.append)

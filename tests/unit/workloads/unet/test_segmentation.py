@@ -1,7 +1,5 @@
 """The UNet, its loss and its scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
