@@ -2,21 +2,17 @@
 
 import gzip
 import json
-import shutil
-import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from paceline.data import cache, files
+from paceline.data import cache
 from paceline.data.cache import ArrayWriter, DamagedEntry, _verified, describe_array, map_array, verify_entry
 from paceline.data.corpora import docstrings
 from paceline.data.corpora.documents import PART_CHARACTERS, TokenStreams, Windows, find_text_files, open_documents
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.corpora.tokenizer import read_tokenizer
-from paceline.errors import RunFailed
 from paceline.workloads.classifier.sections import TextData
 from paceline.workloads.lm.sections import LMData
 from results import expect_error
@@ -94,41 +90,6 @@ def test_a_damaged_note_of_what_a_text_holds_is_made_again(tmp_path, texts):
         again = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
         assert again.fingerprint == first.fingerprint
         assert note.read_text() == whole
-
-
-def test_an_entry_that_another_process_is_replacing_is_looked_for_again(tmp_path, monkeypatch):
-    """Without locks another builder may move its equal to this place: for a moment there is nothing."""
-    new_entry, hidden, looks = cache.create_entry, tmp_path / "hidden", []
-
-    @contextmanager
-    def new_entry_then_hidden(entry):
-        with new_entry(entry) as temporary:
-            yield temporary
-        entry.rename(hidden)
-
-    def look_later(seconds):
-        looks.append(seconds)
-        if len(looks) == 3:
-            hidden.rename(built)
-
-    built = prepare_stream(tmp_path).folder
-    shutil.rmtree(built)
-    monkeypatch.setattr(cache, "create_entry", new_entry_then_hidden)
-    monkeypatch.setattr(time, "sleep", look_later)
-    assert prepare_stream(tmp_path).folder == built
-    assert len(looks) == 3
-
-
-def test_a_corpus_is_read_from_a_cache_that_cannot_be_written(tmp_path, texts, monkeypatch):
-    first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
-    for note in first.folder.parent.glob("*.digest"):
-        note.unlink()
-
-    def refuse(path, content):
-        raise RunFailed(f"cannot write {path}")
-
-    monkeypatch.setattr(files, "write_atomic", refuse)
-    assert TokenStreams.prepare(data_of(tmp_path, texts), QUIET).folder == first.folder
 
 
 def test_the_cache_is_named_by_content(tmp_path, texts):

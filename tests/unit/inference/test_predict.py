@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import paceline
-from paceline import RunFailed, UserError, train
-from paceline.config import build_spec
+from paceline import UserError
 from paceline.inference.trained_model import Predictions
 from results import expect_error
 
@@ -106,18 +105,6 @@ def test_what_cannot_be_predicted_is_refused_in_one_line(classifier_run, tables,
 def test_a_workload_without_predictions_says_what_to_use(lm_run):
     with expect_error("not-supported", match="use  paceline sample"):
         paceline.open(lm_run.path).predict(["a text"])
-
-
-def test_a_mistake_in_keep_is_shown_with_its_line(circle_file, tmp_path):
-    wrong = tmp_path / "circle.py"
-    text = circle_file.read_text(encoding="utf-8")
-    lines = '    def keep(self, folder):\n        (folder / "no" / "file").write_text("")\n\n    def classes(self):'
-    wrong.write_text(text.replace("    def classes(self):", lines), encoding="utf-8")
-    values = {"workload": f"{wrong}:Circle", "train": {"steps": 1}, "parallel": {"device": "cpu"}}
-    with pytest.raises(RunFailed, match=r"(?s)the workload failed: FileNotFoundError.*in keep"):
-        train(build_spec({"name": "wrong", **values}), tmp_path, show=False)
-    assert not (tmp_path / "wrong" / "kept").exists()
-    assert not list((tmp_path / "wrong").glob(".kept*"))
 
 
 def test_predictions_without_classes_are_taken_by_name():
