@@ -116,13 +116,6 @@ def test_own_workloads_are_found_beside_the_run_file(tmp_path, monkeypatch):
     assert ("model.depth", 5, "layers", "how deep") in list(spec.fields())
 
 
-def test_a_dump_reads_back_as_the_same_spec(file, tmp_path):
-    spec = load(file, ["train.loggers=[wandb]", "train.compile=off"])
-    assert build_spec(spec.dump()).dump() == spec.dump()
-    (tmp_path / "again.yaml").write_text(yaml.safe_dump(spec.dump()))
-    assert load(tmp_path / "again.yaml").dump() == spec.dump()
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     st.fixed_dictionaries(

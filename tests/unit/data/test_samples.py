@@ -2,13 +2,11 @@
 """What data(split) may return: each kind becomes the same batches, and what cannot is refused in one line."""
 
 import random
-import tarfile
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from paceline.config import RunSpec, Train
@@ -194,24 +192,6 @@ def test_a_stream_gives_its_samples_by_number():
     shorter = type("Shorter", (Stream,), {"__len__": lambda self: 4})()
     with expect_error("invalid-workload"):
         samples_of(workload(shorter)).batch(np.array([3]), np.array([0]))
-
-
-def test_shards_have_random_access(tmp_path):
-    """Images in tar files, as the library `datasets` opens them, and arrays that are mapped."""
-    import datasets
-
-    for shard in range(2):
-        np.save(tmp_path / f"{shard}.npy", X[3 * shard : 3 * shard + 3])
-        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
-            for i in range(3 * shard, 3 * shard + 3):
-                Image.fromarray(np.full((2, 2), i, np.uint8)).save(tmp_path / "x.png")
-                tar.add(tmp_path / "x.png", f"{i:05d}.png")
-    arrays = ConcatDataset([np.load(file, mmap_mode="r") for file in sorted(tmp_path.glob("*.npy"))])
-    assert torch.equal(batch(arrays), torch.from_numpy(X[IDS]))
-    files = str(tmp_path / "*.tar")
-    images = datasets.load_dataset("webdataset", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
-    collate = lambda samples: [np.asarray(sample["png"])[0, 0].item() for sample in samples]  # noqa: E731
-    assert batch(images, collate=staticmethod(collate)) == IDS.tolist()
 
 
 UNLIKE = {

@@ -92,21 +92,6 @@ def test_a_damaged_note_of_what_a_text_holds_is_made_again(tmp_path, texts):
         assert note.read_text() == whole
 
 
-def test_the_cache_is_named_by_content(tmp_path, texts):
-    lines = []
-    first = TokenStreams.prepare(data_of(tmp_path, texts), lines.append)
-    again = TokenStreams.prepare(data_of(tmp_path, texts), lines.append)
-    assert again.folder == first.folder
-    assert sum("learning a vocabulary" in line for line in lines) == 1
-    moved = texts.rename(tmp_path / "moved")
-    assert TokenStreams.prepare(data_of(tmp_path, moved), lines.append).folder == first.folder
-    (moved / "00.txt").write_text("something else")
-    changed = TokenStreams.prepare(data_of(tmp_path, moved), lines.append)
-    assert changed.folder != first.folder
-    assert changed.fingerprint != first.fingerprint
-    assert TokenStreams.prepare(data_of(tmp_path, moved, vocab=280), QUIET).vocab <= 280
-
-
 def test_what_is_read_from_a_folder(tmp_path):
     for name in ("b.md", "a.txt", "deep/er/c.py", ".git/d.txt", "e.png", "__pycache__/f.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
