@@ -279,14 +279,6 @@ def test_a_full_disk_is_named_and_nothing_is_left(words, code, folder, ask, smal
 # ------------------------------------------------------------------------- requests that are odd but not wrong
 
 
-def test_a_finished_run_is_not_trained_again(folder, finished, ask):
-    shutil.copytree(finished, folder / "done")
-    before = {path: path.read_bytes() for path in (folder / "done").rglob("*") if path.is_file()}
-    answer = ask("train --resume done")
-    assert answer.code == 0
-    assert {path: path.read_bytes() for path in (folder / "done").rglob("*") if path.is_file()} == before
-
-
 def test_a_finished_run_that_was_killed_before_its_summary_gets_one(folder, finished, ask):
     shutil.copytree(finished, folder / "done")
     (folder / "done" / "summary.json").unlink()

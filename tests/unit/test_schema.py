@@ -18,13 +18,11 @@ FILES = {
 }
 WRONG = [
     ("run", "trian: {lr: 1}", "trian"),
-    ("run", "train: {learning_rate: 1}", "learning_rate"),
     ("run", "train: {lr: fast}", "fast"),
     ("run", "train: {lr: 0}", "0"),
     ("run", "train: {optimizer: adamm}", "adamm"),
     ("run", "workload: clasifier", "clasifier"),
     ("run", "workload: lm\nmodel: {colour: blue}", "colour"),
-    ("run", "parallel: {strategy: dpp}", "dpp"),
     ("cluster", "nodes: 2", "device"),
     ("cluster", "device: H100\nnode: 2", "node"),
     ("site", "partitions: gpu", "partitions"),

@@ -152,22 +152,17 @@ def test_a_spec_cannot_be_changed_but_replaced(file):
     ("key", "meant"),
     [
         ("train.optimiser", "train.optimizer"),
-        ("train.globel_batch", "train.global_batch"),
         ("paralel.ranks", "parallel"),
         ("ranks", "parallel.ranks"),
-        ("train.ranks", "parallel.ranks"),
         ("model.lr", "train.lr"),
-        ("data.maxlength", "data.max_length"),
         ("batch_size", "train.global_batch"),
         ("train.learning_rate", "train.lr"),
         ("train.workload", "workload"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(file, key, meant):
-    with pytest.raises(UserError) as refused:
+    with expect_error("unknown-key", key, match=f"did you mean '{meant}'?"):
         load(file, [f"{key}=1"])
-    assert f"did you mean '{meant}'?" in str(refused.value)
-    assert refused.value.exit_code == 2
 
 
 def test_every_problem_is_named_with_its_place(tmp_path):

@@ -200,7 +200,7 @@ def test_what_torch_recorded_tells_ranks_apart_whose_collectives_run_on_a_device
     assert find_silent_rank(tmp_path, peers[:1], mine) is None, "both wait in the same place, on one machine"
 
 
-def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody(patient, tmp_path):
+def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody_and_other_errors_stay(patient, tmp_path):
     folder, *_ = patient
     error = RuntimeError("timed out after 15 s")
     with Heartbeat(folder, TWO, 300.0) as beat:
@@ -208,12 +208,8 @@ def test_a_rank_that_goes_on_after_it_was_asked_blames_nobody(patient, tmp_path)
         assert isinstance(hang_diagnosis.name_silent_rank(error, folder, TWO), RankUnresponsive)
         trace_file(folder, 0, "asked").write_text("Thread 0x1 (most recent call first):\n")
         assert hang_diagnosis.name_silent_rank(error, folder, TWO) is error
-
-
-def test_other_errors_stay_what_they_are(tmp_path):
-    errors = RunFailed("the disk is full"), RuntimeError("connection closed by peer"), RankUnresponsive(1, "gone")
-    for error in errors:
-        assert hang_diagnosis.name_silent_rank(error, tmp_path, TWO) is error
+    for other in (RunFailed("the disk is full"), RuntimeError("closed by peer"), RankUnresponsive(1, "gone")):
+        assert hang_diagnosis.name_silent_rank(other, tmp_path, TWO) is other
 
 
 def test_of_several_stacks_the_first_counts(tmp_path):
