@@ -161,7 +161,7 @@ def test_a_spec_cannot_be_changed_but_replaced(file):
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(file, key, meant):
-    with expect_error("unknown-key", key, match=f"did you mean '{meant}'?"):
+    with expect_error("unknown-key", match=f"did you mean '{meant}'?"):
         load(file, [f"{key}=1"])
 
 
