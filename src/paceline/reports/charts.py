@@ -5,14 +5,15 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.measurement.links import compute_rates_by_size
 from paceline.measurement.result import PlannedRow
 from paceline.measurement.rows import MeasuredRow, drop_failed
 from paceline.reports.contents import ReportContents
-from paceline.reports.run_view import LossPoint, RunView, compute_loss_differences, thin_points
+from paceline.reports.run_view import LossPoint, RunView, compute_loss_differences, split_stretches, thin_points
 from paceline.reports.series import Series, SourceLine, label_link
 from paceline.runlog.summary import find_score
 
@@ -58,10 +59,10 @@ def build_charts(contents: ReportContents, folder: Path) -> list[Chart]:
     makers = (
         (_chart_scaling, bool(contents.series)),
         (_chart_breakdown, bool(measured)),
-        (_chart_epochs, any(len(run.curves.epoch_s) > 1 for run in contents.runs)),
+        (_chart_epochs, any(len(run.epoch_s) > 1 for run in contents.runs)),
         (_chart_loss, bool(contents.runs)),
         (_chart_difference, contents.same is not None and not contents.same.differing),
-        (_chart_memory, any(row.loads.peak_bytes_per_rank for row in measured)),
+        (_chart_memory, any(row.loads.peak_bytes for row in measured)),
         (_chart_links, bool(contents.links)),
     )
     found = [make(contents) for make, known in makers if known]
@@ -93,34 +94,31 @@ def _chart_scaling(contents: ReportContents) -> Chart:
 def _build_scaling_line(s: Series, name: str, reach: int) -> dict[str, Any]:
     law = s.laws[-1] if s.laws else None
     ranks = {row.label: row.ranks for row in s.rows}
+    points = [
+        {
+            "x": row.ranks,
+            "y": round_digits(row.speedup),
+            "low": round_digits(row.scaling.speedup_low),
+            "high": round_digits(row.scaling.speedup_high),
+            "label": row.label,
+            "source": str(s.sources[row.label]),
+        }
+        for row in drop_failed(s.rows)
+    ]
+    curve = [p for p in law.curve if p.ranks <= reach] if law else []
     return {
         "name": name,
-        "points": [
-            {
-                "x": row.ranks,
-                "y": round_digits(row.speedup),
-                "low": round_digits(row.scaling.speedup_low),
-                "high": round_digits(row.scaling.speedup_high),
-                "label": row.label,
-                "source": str(s.sources[row.label]),
-            }
-            for row in drop_failed(s.rows)
-        ],
+        "points": points,
         "law": law.name if law else "",
-        "fit": [
-            [p.ranks, *map(round_digits, (p.speedup, p.low, p.high))]
-            for p in (law.curve if law else ())
-            if p.ranks <= reach
-        ],
+        "fit": [[p.ranks, *map(round_digits, p[1:])] for p in curve],
         "plan": [[ranks[p.label], round_digits(p.speedup)] for p in s.planned if p.speedup is not None],
     }
 
 
 def _chart_breakdown(contents: ReportContents) -> Chart:
     labels, rows, plans = _label_rows(contents.layouts)
-    names = ("compute_s", "travelling_s", "waiting_s", "data_s")
-    seconds = [[getattr(row.parts, name) for row in rows] for name in names] + [[row.other_s for row in rows]]
-    terms = {name: [round_digits(s * 1e3) for s in each] for name, each in zip(STEP_TERMS, seconds, strict=True)}
+    seconds = [row.terms | {"other": row.other_s} for row in rows]
+    terms = {name: [round_digits(row[name] * 1e3) for row in seconds] for name in STEP_TERMS}
     longest = max(map(sum, zip(*terms.values(), strict=True)))
     terms = {name: values for name, values in terms.items() if max(values) > LEAST_SHARE * longest}
     planned = [None if plan is None else round_digits(plan.step_s * 1e3) for plan in plans]
@@ -133,8 +131,8 @@ def _chart_breakdown(contents: ReportContents) -> Chart:
 
 def _chart_epochs(contents: ReportContents) -> Chart:
     """Chart the seconds of each epoch: of its steps, without evaluations and checkpoints."""
-    runs = [run for run in contents.runs if len(run.curves.epoch_s) > 1]
-    lines = [_build_line(run, [[i, round_digits(s)] for i, s in enumerate(run.curves.epoch_s, 1)]) for run in runs]
+    runs = [run for run in contents.runs if len(run.epoch_s) > 1]
+    lines = [_build_line(run, [[i, round_digits(s)] for i, s in enumerate(run.epoch_s, 1)]) for run in runs]
     data = {"lines": lines, "label": "s per epoch", "unit": "epoch", "from_zero": True, "marked": True}
     caption = "Seconds of the steps of each whole epoch, without evaluations and checkpoints."
     return Chart("epochs", "Time per epoch", caption, data, _list_first_lines(runs))
@@ -171,26 +169,21 @@ def _chart_difference(contents: ReportContents) -> Chart:
     lines = []
     for run in others:
         found = [(step, d) for step, d in compute_loss_differences(first, run) if 0 < d < math.inf]
-        width = max(1, math.ceil(len(found) / each))
-        points = [max(found[i : i + width], key=lambda p: p[1]) for i in range(0, len(found), width)]
-        lines.append({"name": run.name, "points": [[step, float(f"{d:.3g}")] for step, d in points]})
+        points = [max(some, key=lambda p: p[1]) for some in split_stretches(found, each)]
+        lines.append({"name": run.name, "points": [[step, round_digits(d, 3)] for step, d in points]})
     caption = f"Relative difference of the loss to {first.name}. Rounding alone gives about 1e-7 in fp32."
     files = _list_first_lines(contents.runs)
     return Chart("difference", "How far the losses are apart", caption, {"lines": lines}, files)
 
 
 def _chart_memory(contents: ReportContents) -> Chart:
-    labelled = zip(*_label_rows(contents.layouts), strict=True)
-    known = [(label, row.loads, plan) for label, row, plan in labelled if row.loads.peak_bytes_per_rank]
-    planned = [None if plan is None else round_digits(plan.memory_bytes / 1e6) for _, _, plan in known]
+    known = [found for found in zip(*_label_rows(contents.layouts), strict=True) if found[1].loads.peak_bytes]
+    planned = [None if plan is None else round_digits(plan.memory_bytes / 1e6) for *_, plan in known]
     caption = "Peak memory of any rank: of its device, or of its process on CPU cores."
     if any(planned):
         caption += " The mark is what was planned."
-    data = {
-        "labels": [label for label, _, _ in known],
-        "peaks": [round_digits(max(loads.peak_bytes_per_rank) / 1e6) for _, loads, _ in known],
-        "plan": planned,
-    }
+    peaks = [round_digits((row.loads.peak_bytes or 0) / 1e6) for _, row, _ in known]
+    data = {"labels": [label for label, *_ in known], "peaks": peaks, "plan": planned}
     return Chart("memory", "Memory", caption, data, _list_row_sources(contents.layouts))
 
 
@@ -214,50 +207,40 @@ MAX_CURVE_RUNS = 12  # of more, evaluations alone
 STRETCHES = 120
 
 
-class Curve(NamedTuple):
-    name: str
-    values: str  # attribute of `Curves`
-    title: str
-    label: str
-    caption: str
-    from_zero: bool = False
-
-
 CURVES = (
-    Curve(
-        *("rate", "rate", "Speed over time", "samples/s"),
+    (
+        *("rate", "Speed over time", "samples/s"),
         "Samples per second: medians over stretches of steps, without those that compiled.",
-        from_zero=True,
     ),
-    Curve(
-        *("compute", "compute_percent", "How much of a step is compute", "% of the step"),
+    (
+        *("compute", "How much of a step is compute", "% of the step"),
         "Share of a step in which the rank computes: the rest is waiting for input or for other ranks.",
-        from_zero=True,
     ),
-    Curve("lr", "lr", "Learning rate", "learning rate", "Learning rate of every step."),
-    Curve(
-        *("gradient", "grad_norm", "Gradient norm", "gradient norm"),
+    ("lr", "Learning rate", "learning rate", "Learning rate of every step."),
+    (
+        *("gradient", "Gradient norm", "gradient norm"),
         "Norm of the gradient before it was clipped: the lowest and the highest of each stretch of steps.",
     ),
 )
+"""Name, title, axis and caption."""
+FROM_ZERO = ("rate", "compute")
 
 
 def build_curves(runs: Sequence[RunView]) -> list[Chart]:
     found = [_chart_evaluation(runs)]
     if len(runs) <= MAX_CURVE_RUNS:
-        found += [*(_chart_curve(runs, curve) for curve in CURVES), _chart_usage(runs)]
+        found += [*(_chart_curve(runs, *curve) for curve in CURVES), _chart_usage(runs)]
     return [chart for chart in found if chart is not None]
 
 
-def _chart_curve(runs: Sequence[RunView], curve: Curve) -> Chart | None:
-    values = {run.name: getattr(run.curves, curve.values) for run in runs}
-    if curve.name == "lr" and all(len(set(some)) <= 1 for some in values.values()):
+def _chart_curve(runs: Sequence[RunView], name: str, title: str, label: str, caption: str) -> Chart | None:
+    if name == "lr" and all(len(set(run.curves[name])) <= 1 for run in runs):
         return None  # the spec has it
-    reduce = _median_points if curve.from_zero else _thin_values
-    lines = [_build_line(run, reduce(run, values[run.name])) for run in runs]
+    reduce = _median_points if name in FROM_ZERO else _thin_values
+    lines = [_build_line(run, reduce(run, run.curves[name])) for run in runs]
     lines = [line for line in lines if len(line["points"]) > 1]
-    data = {"lines": lines, "label": curve.label, **({"from_zero": True} if curve.from_zero else {})}
-    return Chart(curve.name, curve.title, curve.caption, data, _list_first_lines(runs)) if lines else None
+    data = {"lines": lines, "label": label, **({"from_zero": True} if name in FROM_ZERO else {})}
+    return Chart(name, title, caption, data, _list_first_lines(runs)) if lines else None
 
 
 def _chart_evaluation(runs: Sequence[RunView]) -> Chart | None:
@@ -278,24 +261,24 @@ def _chart_evaluation(runs: Sequence[RunView]) -> Chart | None:
     return Chart("evaluation", "Evaluation", caption, data, sources, tall=True)
 
 
+USAGE = {
+    "device_share": ("in use", 100.0, "%"),
+    "device_watts": ("power", 1.0, "W"),
+    "device_bytes": ("memory", 1e-9, "GB"),
+}
+
+
 def _chart_usage(runs: Sequence[RunView]) -> Chart | None:
-    names = {
-        "device_share": ("in use", 100.0, "%"),
-        "device_watts": ("power", 1.0, "W"),
-        "device_bytes": ("memory", 1e-9, "GB"),
-    }
     lines = []
-    for run in runs:
-        for name, (words, scale, unit) in names.items():
-            points = [(int(e.get("step", 0)), scale * e[name], e["line"]) for e in run.usage if name in e]
-            if len(points) > 1 and (most := max(value for _, value, _ in points)) > 0:
-                title = f"{words}, at most {round_digits(most, 3):g} {unit}"
-                label = title if len(runs) == 1 else f"{run.name}: {title}"
-                of_most = [
-                    [step, round_digits(value if unit == "%" else 100 * value / most, 4), at]
-                    for step, value, at in points
-                ]
-                lines.append({"name": label, "file": str(run.file), "points": of_most})
+    for run, (name, (title, scale, unit)) in product(runs, USAGE.items()):
+        points = [(int(e.get("step", 0)), scale * e[name], e["line"]) for e in run.usage if name in e]
+        most = max((value for _, value, _ in points), default=0.0)
+        if len(points) > 1 and most > 0:
+            label = f"{title}, at most {round_digits(most, 3):g} {unit}"
+            line = _build_line(
+                run, [[step, round_digits(v if unit == "%" else 100 * v / most, 4), at] for step, v, at in points]
+            )
+            lines.append(line | {"name": label if len(runs) == 1 else f"{run.name}: {label}"})
     if not lines:
         return None
     caption = "Of the device of the first rank: use in %, power and memory in % of the most that each reached."
@@ -317,11 +300,8 @@ def _thin_values(run: RunView, values: Iterable[float]) -> list[list[float]]:
 
 
 def _median_points(run: RunView, values: Iterable[float]) -> list[list[float]]:
-    points = _pair_with_steps(run, values)
-    width = max(1, math.ceil(len(points) / STRETCHES))
     found = []
-    for i in range(0, len(points), width):
-        group = points[i : i + width]
+    for group in split_stretches(_pair_with_steps(run, values), STRETCHES):
         middle = group[len(group) // 2]
         found.append([middle.step, round_digits(statistics.median(p.loss for p in group)), middle.line])
     return found

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.io.format import duration, number, percent, size
+from paceline.io.format import duration, number, percent, plural, size
 from paceline.io.table import UNKNOWN, Table
 from paceline.measurement.rows import find_reference
-from paceline.measurement.tables import format_speedup, format_usd
+from paceline.measurement.tables import format_known, format_speedup, format_usd
 from paceline.measurement.verdict import RankChoice, decide_ranks
 from paceline.reports.run_view import RunView
 from paceline.reports.series import Series, TimesLine
-from paceline.runlog.summary import find_score
+from paceline.runlog.summary import Score, find_score
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ def list_table_costs(name: str, timed: Sequence[TimesLine]) -> list[CostLine]:
     several = len({line.devices for line in timed}) > 1
     return [
         CostLine(
-            f"{name}, {line.devices} device{'s' * (line.devices > 1)}" if several else name,
-            line.devices,
-            line.seconds / 3600,
-            line.price,
-            line.seconds / line.epochs if line.epochs else None,
-            line.utilisation,
-            line.memory,
+            label=f"{name}, {plural(line.devices, 'device')}" if several else name,
+            devices=line.devices,
+            hours=line.seconds / 3600,
+            usd_per_hour=line.price,
+            epoch_s=line.seconds / line.epochs if line.epochs else None,
+            utilisation=line.utilisation,
+            memory=line.memory,
         )
         for line in timed
         if line.price is not None
@@ -48,25 +48,22 @@ def list_table_costs(name: str, timed: Sequence[TimesLine]) -> list[CostLine]:
 
 def list_series_costs(s: Series) -> list[CostLine]:
     """Return the cost of each row of a measurement, or of runs, that has a price; none if they are not possible."""
-    found: list[CostLine] = []
     decision = decide_ranks(s.rows)
     if decision is not None and decision.choice is RankChoice.IMPOSSIBLE:
-        return found
-    for row in s.measured:
-        if row.cost.hours and row.cost.cost_usd is not None:
-            share, peaks = row.resources.usage.get("device_share"), row.loads.peak_bytes_per_rank
-            found.append(
-                CostLine(
-                    f"{s.name}, {row.label}",
-                    row.ranks,
-                    row.cost.hours,
-                    row.cost.cost_usd / row.cost.hours,
-                    s.epoch_s.get(row.label),
-                    percent(share) if share is not None else "",
-                    size(max(peaks)) if peaks else "",
-                )
-            )
-    return found
+        return []
+    return [
+        CostLine(
+            label=f"{s.name}, {row.label}",
+            devices=row.ranks,
+            hours=row.cost.hours,
+            usd_per_hour=row.cost.cost_usd / row.cost.hours,
+            epoch_s=s.epoch_s.get(row.label),
+            utilisation=format_known(percent, row.resources.usage.get("device_share")),
+            memory=format_known(size, row.loads.peak_bytes),
+        )
+        for row in s.measured
+        if row.cost.hours and row.cost.cost_usd is not None
+    ]
 
 
 def build_costs_table(costs: Sequence[CostLine]) -> Table:
@@ -82,16 +79,20 @@ def build_costs_table(costs: Sequence[CostLine]) -> Table:
         table.add_row(
             line.label,
             number(line.devices),
-            duration(line.epoch_s) if line.epoch_s else UNKNOWN,
+            format_known(duration, line.epoch_s),
             duration(3600 * line.hours),
             line.utilisation or UNKNOWN,
             line.memory or UNKNOWN,
             format_usd(line.usd_per_hour),
             format_usd(line.usd),
-            "–" if line is first else f"{100 * (line.usd / first.usd - 1):+.0f} %",
+            UNKNOWN if line is first else _format_change(line, first),
             chosen=line is cheapest,
         )
     return table
+
+
+def _format_change(line: CostLine, other: CostLine) -> str:
+    return f"{100 * (line.usd / other.usd - 1):+.0f} %"
 
 
 def find_cheapest(costs: Sequence[CostLine]) -> CostLine:
@@ -105,20 +106,23 @@ def describe_costs(costs: Sequence[CostLine]) -> str:
     head = f"Cheapest: {cheapest.label}, {format_usd(cheapest.usd)} USD in {duration(3600 * cheapest.hours)}"
     if fastest is cheapest:
         return f"{head}; none is faster."
-    more = f"{100 * (fastest.usd / cheapest.usd - 1):+.0f} %"
-    return (
-        f"{head}; fastest: {fastest.label}, {format_usd(fastest.usd)} USD ({more}) in {duration(3600 * fastest.hours)}."
-    )
+    usd = f"{format_usd(fastest.usd)} USD ({_format_change(fastest, cheapest)})"
+    return f"{head}; fastest: {fastest.label}, {usd} in {duration(3600 * fastest.hours)}."
+
+
+def find_scores(runs: Sequence[RunView]) -> dict[str, Score]:
+    """Return the scores of the runs that were evaluated, by name."""
+    return {run.name: score for run in runs if (score := find_score(run.summary)) is not None}
 
 
 def build_models_table(series: Sequence[Series], runs: Sequence[RunView]) -> Table:
     """Build a line for each model and number of ranks: time, speed-up, efficiency, R and the score."""
-    scores = {run.name: score for run in runs if (score := find_score(run.summary)) is not None}
+    scores = find_scores(runs)
     names = {score.name for score in scores.values()}
-    metric = names.pop() if len(names) == 1 else ""
+    metric = [*names] if len(names) == 1 else []
     timed = "per epoch" if all(row.label in s.epoch_s for s in series for row in s.measured) else "step"
     table = Table(
-        *("", "ranks", f"one rank, {timed}", timed, "speed-up", "efficiency", "R", *([metric] if metric else [])),
+        *("", "ranks", f"one rank, {timed}", timed, "speed-up", "efficiency", "R", *metric),
         name="models",
         title="How each model scales",
         note="R is compute over communication in flight; below 1 a rank sends for longer than it computes.",
@@ -129,22 +133,22 @@ def build_models_table(series: Sequence[Series], runs: Sequence[RunView]) -> Tab
             if base is None or row is base:
                 continue
             times = (s.epoch_s.get(each.label, each.step_s) for each in (base, row))
-            ratio, score = row.compute_over_comm, scores.get(row.label)
+            score = scores.get(row.label)
             table.add_row(
                 s.name,
                 number(row.ranks),
                 *map(duration, times),
                 format_speedup(row.speedup),
                 percent(row.efficiency),
-                number(ratio, 3) if ratio is not None else UNKNOWN,
-                *([number(score.value) if score else UNKNOWN] if metric else []),
+                format_known(number, row.compute_over_comm, 3),
+                *[number(score.value) if score else UNKNOWN] * len(metric),
             )
     return table
 
 
 def describe_models(series: Sequence[Series], runs: Sequence[RunView]) -> str:
     """Return which model has the best score on any number of ranks, and which comes next; "" if it is not known."""
-    scores = {run.name: score for run in runs if (score := find_score(run.summary)) is not None}
+    scores = find_scores(runs)
     best = {
         s.name: max(known, key=lambda score: score.goodness)
         for s in series

@@ -12,7 +12,8 @@ from paceline.io.files import write_atomic
 from paceline.io.format import duration, number, percent
 from paceline.io.table import UNKNOWN, Table, Tabular
 from paceline.measurement.rows import drop_failed
-from paceline.measurement.tables import build_links_table, build_measurement_tables, format_speedup
+from paceline.measurement.scaling_laws import CurvePoint
+from paceline.measurement.tables import build_links_table, build_measurement_tables, format_known, format_speedup
 from paceline.reports.charts import build_charts
 from paceline.reports.comparisons import build_costs_table, build_models_table
 from paceline.reports.contents import ReportContents, gather_contents
@@ -57,17 +58,19 @@ def build_tables(contents: ReportContents) -> list[Table]:
 
 def _build_laws(s: Series, name: str) -> Table:
     most = max(row.ranks for row in drop_failed(s.rows))
-    head = ("law", "parameters", "off by", f"on {2 * most}", f"on {4 * most}", "ceiling")
+    reached = (2 * most, 4 * most)
+    head = ("law", "parameters", "off by", *(f"on {ranks}" for ranks in reached), "ceiling")
     table = Table(*head, left=2, name="fits", title=f"Beyond what was measured{name}")
     for law in s.laws:
         values = ", ".join(f"{key} {number(value, 3)}" for key, value in law.parameters.items())
-        points = [law.beyond(ranks) for ranks in (2 * most, 4 * most)]
-        bands = [
-            f"{format_speedup(p.speedup)} ({number(p.low, 3)} to {number(p.high, 3)})" if p else UNKNOWN for p in points
-        ]
+        bands = [_format_band(law.beyond(ranks)) for ranks in reached]
         ceiling = f"at most {format_speedup(law.ceiling_high)}" if law.ceiling_high else UNKNOWN
         table.add_row(law.name, values, percent(law.error), *bands, ceiling)
     return table
+
+
+def _format_band(p: CurvePoint | None) -> str:
+    return f"{format_speedup(p.speedup)} ({number(p.low, 3)} to {number(p.high, 3)})" if p else UNKNOWN
 
 
 class RunRow(NamedTuple):
@@ -93,33 +96,33 @@ def build_runs_table(
     **texts: str,
 ) -> Table:
     """Build a row for each run, with the values of `keys`; if `brief`, without columns in which all runs agree."""
-    ended = [run.summary or Summary() for run in runs]
     scores = [find_score(run.summary) for run in runs]
     titles = {score.title for score in scores if score is not None}
     title = titles.pop() if len(titles) == 1 else "score"
-    losses = [run.last_loss if run.summary is None else run.summary.loss_last for run in runs]
-    texts_of: dict[str, Sequence[str]] = {
-        "run": [run.name for run in runs],
-        "status": [run.status for run in runs],
-        **(keys or {}),
-    }
-    numbers = {
-        title: [_format_score(score, title) for score in scores],
-        "at step": [f"{score.step:,}" if score and score.step is not None else UNKNOWN for score in scores],
-        "ranks": [f"{summary.ranks:,}" if summary.ranks else UNKNOWN for summary in ended],
-        "steps": [f"{summary.trained.steps:,}" if summary.trained.steps else UNKNOWN for summary in ended],
-        "last loss": [UNKNOWN if loss is None else number(loss) for loss in losses],
-        "samples/s": [number(summary.samples_per_s, 3) if summary.samples_per_s else UNKNOWN for summary in ended],
-        "took": [duration(summary.seconds) if summary.seconds else UNKNOWN for summary in ended],
-    }
-    columns = {**texts_of, **numbers}
+    left = {"run": [run.name for run in runs], "status": [run.status for run in runs], **(keys or {})}
+    numbers = [_format_run(run, score, title) for run, score in zip(runs, scores, strict=True)]
+    columns = left | {name: [row[name] for row in numbers] for name in (numbers[0] if numbers else ())}
     if brief:  # keys have the ranks and the length
-        del columns["ranks"], columns["steps"]
-    kept = [name for name in columns if not brief or name in ("run", title) or len(set(columns[name])) > 1]
-    table = Table(*kept, left=sum(name in texts_of for name in kept), mark=best is not None, **texts)
-    for place in range(len(runs)):
-        table.add_row(*(columns[name][place] for name in kept), chosen=place == best)
+        wanted = [name for name in columns if name not in ("ranks", "steps")]
+        columns = {n: columns[n] for n in wanted if n in ("run", title) or len(set(columns[n])) > 1}
+    table = Table(*columns, left=len(left.keys() & columns.keys()), mark=best is not None, **texts)
+    for place, cells in enumerate(zip(*columns.values(), strict=True)):
+        table.add_row(*cells, chosen=place == best)
     return table
+
+
+def _format_run(run: RunRow, score: Score | None, title: str) -> dict[str, str]:
+    ended = run.summary or Summary()
+    loss = run.last_loss if run.summary is None else ended.loss_last
+    return {
+        title: _format_score(score, title),
+        "at step": f"{score.step:,}" if score and score.step is not None else UNKNOWN,
+        "ranks": f"{ended.ranks:,}" if ended.ranks else UNKNOWN,
+        "steps": f"{ended.trained.steps:,}" if ended.trained.steps else UNKNOWN,
+        "last loss": format_known(number, loss),
+        "samples/s": format_known(number, ended.samples_per_s or None, 3),
+        "took": format_known(duration, ended.seconds or None),
+    }
 
 
 def _format_score(score: Score | None, title: str) -> str:
@@ -217,9 +220,8 @@ def report(
         names = {table.name for table in cells}  # a picture of a table says the same
         tiles, pictures = build_tiles(contents), [p for p in list_pictures(contents.runs) if p.name not in names]
         parts = RUN_ORDER if contents.command else ORDER
-        write_atomic(
-            folder / "report.html", render_page(contents, shown, cells, parts=parts, tiles=tiles, pictures=pictures)
-        )
+        page = render_page(contents, shown, cells, parts=parts, tiles=tiles, pictures=pictures)
+        write_atomic(folder / "report.html", page)
         write_atomic(folder / "report.md", render_markdown(contents, shown, cells))
         write_atomic(folder / "report.tex", render_latex(contents, shown, cells))
         write_tables(cells, folder / "tables")

@@ -39,15 +39,6 @@ class EvaluationPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Curves:
-    lr: tuple[float, ...] = ()
-    grad_norm: tuple[float, ...] = ()
-    rate: tuple[float, ...] = ()
-    compute_percent: tuple[float, ...] = ()
-    epoch_s: tuple[float, ...] = ()  # of whole epochs
-
-
-@dataclass(frozen=True)
 class RunView:
     name: str
     path: Path
@@ -57,7 +48,8 @@ class RunView:
     points: tuple[LossPoint, ...]
     torn: int  # unreadable lines
     times: RunTimes | None
-    curves: Curves = Curves()
+    curves: dict[str, list[float]]  # values of each point, by name of the chart
+    epoch_s: list[float]  # of whole epochs
     evaluations: tuple[EvaluationPoint, ...] = ()
     usage: tuple[dict[str, Any], ...] = ()
     noticed: tuple[str, ...] = ()
@@ -135,28 +127,37 @@ def read_run_view(path: Path, name: str = "", warmup: Warmup | None = None) -> R
         points=points,
         torn=len(lines) - len(events),
         times=times,
-        curves=_extract_curves(steps, warmup.count if warmup and warmup.unit == "epochs" else 0),
+        curves=_extract_curves(steps),
+        epoch_s=_sum_epochs(steps, warmup.count if warmup and warmup.unit == "epochs" else 0),
         evaluations=tuple(EvaluationPoint(e["step"], extract_metrics(e), e["line"]) for e in evaluated),
         usage=tuple(event for event in events if event["kind"] == "usage"),
         noticed=tuple(str(event.get("text", "")) for event in events if event["kind"] == "notice"),
     )
 
 
-def _extract_curves(steps: Sequence[dict[str, Any]], skip_epochs: int = 0) -> Curves:
-    def of(name: str) -> tuple[float, ...]:
-        return tuple(_to_float(step.get(name)) for step in steps)
+def _extract_curves(steps: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    def read(name: str) -> list[float]:
+        return [_to_float(step.get(name)) for step in steps]
 
     step_s = [math.nan if step.get("compiled") else _to_float(step.get("step_s")) or math.nan for step in steps]
-    rate = tuple(batch / s for batch, s in zip(of("batch"), step_s, strict=True))
-    compute = tuple(100 * part / s for part, s in zip(of("compute_s"), step_s, strict=True))
+    return {
+        "rate": [batch / s for batch, s in zip(read("batch"), step_s, strict=True)],
+        "compute": [100 * part / s for part, s in zip(read("compute_s"), step_s, strict=True)],
+        "lr": read("lr"),
+        "gradient": read("grad_norm"),
+    }
+
+
+def _sum_epochs(steps: Sequence[dict[str, Any]], skip: int) -> list[float]:
+    """Return the seconds of the steps of each whole epoch; none of a run so long that not all steps were read."""
     by_epoch: dict[int, list[dict[str, Any]]] = {}
     for step in steps:
         by_epoch.setdefault(step.get("epoch") or 0, []).append(step)
-    whole = max(map(len, by_epoch.values()), default=0)  # an unfinished one has fewer steps, as have those of long runs
-    epochs = [some for some in list(by_epoch.values())[skip_epochs:] if len(some) == whole]
-    known = all(some[-1]["step"] - some[0]["step"] == whole - 1 for some in epochs)
-    epoch_s = tuple(math.fsum(_to_float(step.get("step_s")) for step in some) for some in epochs) if known else ()
-    return Curves(of("lr"), of("grad_norm"), rate, compute, epoch_s)
+    whole = max(map(len, by_epoch.values()), default=0)  # an unfinished one has fewer steps
+    epochs = [some for some in list(by_epoch.values())[skip:] if len(some) == whole]
+    if any(some[-1]["step"] - some[0]["step"] != whole - 1 for some in epochs):
+        return []
+    return [math.fsum(_to_float(step.get("step_s")) for step in some) for some in epochs]
 
 
 def _to_float(value: Any) -> float:
