@@ -21,7 +21,7 @@ from paceline.measurement.rows import BatchLayout, FailedRow, MeasuredRow, combi
 from paceline.measurement.run_times import RunTimes
 from paceline.runlog.machine import describe_environment, find_device_handles, load_nvml, read_device_usage
 from paceline.runlog.run_dir import RunDir
-from paceline.trials.runner import check_same_request, interleave_repeats, run_trials
+from paceline.trials.runner import AbortTrials, check_same_request, interleave_repeats
 from paceline.workload import LogFn
 
 EVERY_S = 0.25
@@ -116,34 +116,26 @@ def complete_runs(
             for trial in trials:
                 failed.pop(trial.label, None)
 
-        def list_missing() -> Iterator[tuple[MeasureTrial, int]]:
-            for trial, repeat in interleave_repeats(trials, repeats):
-                if isinstance(trial, FailedRow):
-                    failed[trial.label] = trial.why
-                elif trial.run_name(repeat) not in done and trial.label not in failed:
-                    yield trial, repeat
-
-        def run(task: tuple[MeasureTrial, int], slot: int) -> dict[str, Any]:
-            trial, repeat = task
+        for trial, repeat in interleave_repeats(trials, repeats):
+            if isinstance(trial, FailedRow):
+                failed[trial.label] = trial.why
+                continue
+            if (name := trial.run_name(repeat)) in done or trial.label in failed:
+                continue
             log(f"{trial.label}: repeat {repeat + 1} of {repeats}")
-            path = folder / trial.run_name(repeat)
-            shutil.rmtree(path, ignore_errors=True)  # of a measurement that was killed
-            with UsageSampler(trial.ranks) as usage:
-                times = trial.run(path)
-            return {"label": trial.label, "times": to_flat(times), "usage": select_usage(usage, times)}
-
-        def record(task: tuple[MeasureTrial, int], result: dict[str, Any] | PacelineError) -> None:
-            trial, repeat = task
-            if isinstance(result, PacelineError):
-                failed[trial.label] = str(result)
-                if isinstance(result, OutOfMemory):
+            shutil.rmtree(folder / name, ignore_errors=True)  # of a measurement that was killed
+            try:
+                with UsageSampler(trial.ranks) as usage:
+                    times = trial.run(folder / name)
+                done[name] = {"label": trial.label, "times": to_flat(times), "usage": select_usage(usage, times)}
+            except AbortTrials:
+                raise
+            except PacelineError as error:
+                failed[trial.label] = str(error)
+                if isinstance(error, OutOfMemory):
                     state.setdefault("out_of_memory", []).append(trial.label)
-                log(f"{trial.label}: {get_first_line(result)}")
-            else:
-                done[trial.run_name(repeat)] = result
+                log(f"{trial.label}: {get_first_line(error)}")
             write_json(folder / "measure.json", state)
-
-        run_trials(list_missing(), run, record)
         yield state
 
 
@@ -201,10 +193,13 @@ def collect_times(state: MeasureState) -> dict[str, dict[str, RunTimes]]:
 def build_rows(trials: Sequence[AnyTrial], state: MeasureState) -> list[MeasuredRow | FailedRow]:
     """Build a row of each trial, and of earlier ones in the folder: its median repeat, or why it failed."""
     times, known = collect_times(state), {trial.label: trial for trial in trials}
-    rows = [_build_row(label, known.get(label), state, runs) for label, runs in times.items()]
-    failed = [_build_failed_row(trial, state) for trial in trials if trial.label not in times]
-    order = {label: place for place, label in enumerate([*known, *times])}
-    return sorted([*rows, *failed], key=lambda row: (row.ranks, order[row.label]))
+    rows = [
+        _build_row(label, known.get(label), state, times[label])
+        if label in times
+        else _build_failed_row(known[label], state)
+        for label in dict.fromkeys([*known, *times])
+    ]
+    return sorted(rows, key=lambda row: row.ranks)
 
 
 def _build_row(label: str, trial: AnyTrial | None, state: MeasureState, times: Mapping[str, RunTimes]) -> MeasuredRow:

@@ -1,6 +1,7 @@
 """Build a measurement: rows, scaling laws, the plan beside them and the findings; kept as measure.json."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from paceline.measurement.rows import (
     TimedRow,
     add_costs,
     add_speedups,
+    change_rows,
     drop_failed,
     dump_measured_row,
     parse_measured_row,
@@ -54,21 +56,16 @@ def compare_with_plan(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[st
     measured = [row for row in drop_failed(rows) if row.label in specs]
     planned: list[PlannedRow] = []
     alone: float | None = None
-    try:
-        site: Any = _find_site(measured, specs) if measured else None
-        for row in measured:
+    site: Any = None
+    for row in measured:
+        with suppress(PacelineError):  # of what cannot be planned, as on more ranks than the site has
+            site = site or _find_site(measured, specs)
             model = build_cost_model(specs[row.label])
-            try:
-                cluster = site.at(row.ranks)
-            except PacelineError:
-                continue
-            found = model.price(model.layout(specs[row.label]), cluster)
+            found = model.price(model.layout(specs[row.label]), site.at(row.ranks))
             if alone is None and row.ranks == 1:
                 alone = found.samples_s
             calibrated = bool(site.calibrated) or not site.shared
             planned.append(_build_planned_row(row, found, found.samples_s / alone if alone else None, calibrated))
-    except PacelineError:
-        return []
     return planned
 
 
@@ -93,11 +90,10 @@ def group_step_terms(time: Any) -> dict[str, float]:
 
 def _build_planned_row(row: MeasuredRow, found: Any, speedup: float | None, calibrated: bool) -> PlannedRow:
     """Put the planned terms beside a measured row, and name the term that is off most."""
-    time, memory, on_cores = found.time, found.memory, found.where.cluster.device.synchronous
-    terms = group_step_terms(time)
-    differences = {name: getattr(row.parts, name) - value for name, value in terms.items()}
-    worst = max(differences, key=lambda name: abs(differences[name]))
-    off_s, off = differences[worst], ""
+    memory, on_cores = found.memory, found.where.cluster.device.synchronous
+    terms, off = group_step_terms(found.time), ""
+    differences = ((getattr(row.parts, name) - value, name) for name, value in terms.items())
+    off_s, worst = max(differences, key=lambda pair: abs(pair[0]))
     if abs(off_s) > NOTABLE_DIFFERENCE * row.step_s:
         more = "more" if off_s > 0 else "less"
         off = f"{worst} is {abs(off_s) * 1e3:.3g} ms {more} than planned: {TERM_ASSUMPTIONS[worst]}"
@@ -105,7 +101,7 @@ def _build_planned_row(row: MeasuredRow, found: Any, speedup: float | None, cali
         label=row.label,
         step_s=found.step_s,
         **terms,
-        comm_s=time.comm_s,
+        comm_s=found.time.comm_s,
         memory_bytes=memory.total_bytes if on_cores else memory.allocated_bytes,
         speedup=speedup,
         calibrated=calibrated,
@@ -115,12 +111,11 @@ def _build_planned_row(row: MeasuredRow, found: Any, speedup: float | None, cali
 
 
 def add_mfu(rows: Sequence[MeasuredRow | FailedRow], specs: Mapping[str, RunSpec]) -> list[MeasuredRow | FailedRow]:
-    return [
-        replace(row, resources=replace(row.resources, mfu=_compute_mfu(row, specs[row.label])))
-        if isinstance(row, MeasuredRow) and row.label in specs
-        else row
-        for row in rows
-    ]
+    def add(row: MeasuredRow) -> MeasuredRow:
+        mfu = _compute_mfu(row, specs[row.label]) if row.label in specs else row.resources.mfu
+        return replace(row, resources=replace(row.resources, mfu=mfu))
+
+    return change_rows(rows, add)
 
 
 def _compute_mfu(row: MeasuredRow, spec: RunSpec) -> float | None:
@@ -138,10 +133,7 @@ def _compute_mfu(row: MeasuredRow, spec: RunSpec) -> float | None:
 
 
 FORMAT = 1
-PLAIN_KEYS = (
-    *("name", "workload", "kind", "steps", "total_samples", "usd_per_device_hour", "notes", "verdict"),
-    *("environment", "spec"),
-)
+PLAIN_KEYS = ("name", "workload", "kind", "steps", "total_samples", "usd_per_device_hour", "notes", "verdict")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +254,8 @@ def read_measurement(folder: Path) -> Measurement:
     with catch_damage(file):
         rows = tuple(map(parse_measured_row, values["rows"]))
         labels = {row.label for row in drop_failed(rows)}
-        plain = {"command": values.get("command", ()), **{name: values[name] for name in PLAIN_KEYS}}
+        plain = {name: values[name] for name in (*PLAIN_KEYS, "environment", "spec")}
+        plain["command"] = values.get("command", ())
         return Measurement(
             folder=folder,
             **validate_fields(Measurement, plain),

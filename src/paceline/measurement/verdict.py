@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from paceline.io.format import duration, number, percent
+from paceline.io.format import duration, number, percent, plural
 from paceline.measurement.diagnosis import Cause, Finding
 from paceline.measurement.rows import (
     FEW_RETURNS,
@@ -15,6 +15,7 @@ from paceline.measurement.rows import (
     MeasuredRow,
     RowT,
     TimedRow,
+    change_rows,
     compute_marginal_speedup,
     count_devices,
     drop_failed,
@@ -74,7 +75,7 @@ def mark_recommended(rows: Sequence[RowT | FailedRow]) -> list[RowT | FailedRow]
     found = decide_ranks(rows)
     chosen = {RankChoice.TAKE: found.row, RankChoice.STAY: found.base}.get(found.choice) if found else None
     label = chosen.label if chosen else None
-    return [row if isinstance(row, FailedRow) else replace(row, recommended=row.label == label) for row in rows]
+    return change_rows(rows, lambda row: replace(row, recommended=row.label == label))
 
 
 def describe_verdict(
@@ -162,8 +163,8 @@ def describe_extrapolation(rows: Sequence[TimedRow | FailedRow], laws: Sequence[
     point = law.beyond(2 * max(row.ranks for row in drop_failed(rows)))
     if point is None:
         return [f"Beyond: more than {law.curve[-1].ranks} ranks would share the cores of this machine."]
-    band = f"{number(point.low, 3)} to {number(point.high, 3)}×"
-    band = band if point.high > point.low * 1.005 else f"{number(point.speedup, 3)}×"
+    wide = point.high > point.low * 1.005
+    band = f"{number(point.low, 3)} to {number(point.high, 3)}×" if wide else f"{number(point.speedup, 3)}×"
     end = f"; the speed-up never exceeds {number(law.ceiling_high, 3)}×" if law.ceiling_high else ""
     return [f"Beyond: {point.ranks} ranks would reach {band} by the law of {law.name}{end}."]
 
@@ -179,6 +180,6 @@ def collect_notes(rows: Sequence[MeasuredRow | FailedRow], machine: MachineLoad)
         notes.append(f"Ranks shared the cores of a machine, so threads per rank differ ({by_label}){paid}.")
     for row in measured:
         if row.compiled_steps:
-            steps, took = f"{row.compiled_steps} step{'s' * (row.compiled_steps > 1)}", duration(row.compiled_s)
+            steps, took = plural(row.compiled_steps, "step"), duration(row.compiled_s)
             notes.append(f"{row.label}: {steps} of a run compiled or recorded, {took} in all; no median counts them.")
     return notes

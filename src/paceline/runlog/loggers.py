@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from paceline.config import RunSpec
@@ -116,7 +115,7 @@ def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn = 
     """Open each logger, resuming the ids of an earlier attempt of the run."""
     check_loggers(names)
     file = run.path / "loggers.json"
-    ids = _read_ids(file, log)
+    ids = read_json(file) if file.exists() else {}
     loggers: list[_Guarded] = []
     for name in dict.fromkeys(names):
         try:
@@ -132,17 +131,6 @@ def open_loggers(names: Sequence[str], run: RunDir, spec: RunSpec, log: LogFn = 
     if loggers:
         write_json(file, ids)
     return loggers
-
-
-def _read_ids(file: Path, log: LogFn) -> dict[str, str]:
-    """Return the id of this run in each logger; nothing if the file is damaged."""
-    if not file.exists():
-        return {}
-    try:
-        return {name: run_id for name, run_id in read_json(file).items() if isinstance(run_id, str)}
-    except UserError as error:
-        log(f"warning: {error}; loggers start new runs")
-        return {}
 
 
 class _Guarded:
@@ -166,9 +154,8 @@ class _Guarded:
             do(self._logger)
         except Exception as error:
             self._logger = None
-            self._warn(
-                f"warning: logger {self.name!r} failed and is dropped, training continues: {describe_error(error)}"
-            )
+            failed = f"logger {self.name!r} failed and is dropped, training continues"
+            self._warn(f"warning: {failed}: {describe_error(error)}")
 
 
 @contextmanager

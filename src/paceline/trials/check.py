@@ -19,12 +19,13 @@ from paceline.config import Parallel, RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import describe_error
 from paceline.errors import PacelineError, RunFailed, UserError
 from paceline.io.arguments import option_error
+from paceline.io.format import plural
 from paceline.io.table import Column, Table, Tabular
 from paceline.launch.environment import detect_rank, isolate_rank
 from paceline.layout import LAYOUT_FIELDS, MAX_GROUP, Layout, fix_strategy, layout_of, parse_layout
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
-from paceline.trials.runner import run_trials, train_trial
+from paceline.trials.runner import train_trial
 from paceline.workload import LogFn, build_workload
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ class Variant(NamedTuple):
     name: str  # with the accumulated passes, if they vary
     accumulate: int
     spec: RunSpec
-    alone: bool
+
+    @property
+    def alone(self) -> bool:
+        return self.spec.parallel.ranks == 1
 
 
 @dataclass(frozen=True)
@@ -83,30 +87,27 @@ class Parity(Tabular):
     @property
     def headline(self) -> str:
         same = "the answer is the same" if self.holds else "the answer depends on the layout"
-        found = (
-            f"{same} within {self.tolerance:g} over {self.steps} steps on {', '.join(row.name for row in self.rows)}"
-        )
-        return f"{found}{self.verdict}"
+        names = ", ".join(row.name for row in self.rows)
+        return f"{same} within {self.tolerance:g} over {self.steps} steps on {names}{self.verdict}"
 
     @property
     def verdict(self) -> str:
         """Describe what fp64 has shown, where it was needed."""
-        if not self.in_fp64:
-            return f"; rounding or a mistake? fp64 would tell, and fails: {self.no_fp64}" if self.no_fp64 else ""
-        return (
-            f"; larger differences {'are rounding' if self.holds else 'stay'} (fp64: {max(self.in_fp64.values()):.1e})"
-        )
+        if self.in_fp64:
+            what = "are rounding" if self.holds else "stay"
+            return f"; larger differences {what} (fp64: {max(self.in_fp64.values()):.1e})"
+        return f"; rounding or a mistake? fp64 would tell, and fails: {self.no_fp64}" if self.no_fp64 else ""
 
     def rows_of_table(self) -> list[dict[str, Any]]:
         names = ("name", "ranks", "accumulate", "loss", "grad_norm", "weights", "evaluation")
-        return [
-            {n: getattr(row, n) for n in names} | {"agrees": row.agrees(self.tolerance) or self.is_rounding(row)}
-            for row in self.rows
-        ]
+        return [{n: getattr(row, n) for n in names} | {"agrees": self._agrees(row)} for row in self.rows]
 
     @property
     def holds(self) -> bool:
-        return all(row.agrees(self.tolerance) or self.is_rounding(row) for row in self.rows)
+        return all(map(self._agrees, self.rows))
+
+    def _agrees(self, row: LayoutDifference) -> bool:
+        return row.agrees(self.tolerance) or self.is_rounding(row)
 
     def is_rounding(self, row: LayoutDifference) -> bool:
         """Return whether a difference shrinks with the precision: rounding does by nine orders of magnitude."""
@@ -129,46 +130,36 @@ def check(
     `layouts` are short forms such as "fsdp:2+tensor:2", in place of numbers of ranks.
     """
     spec = resolve_spec(spec)
-    wanted = [(word, parse_layout(word)) for word in layouts] or [
-        (f"{n} rank{'s' * (n > 1)}", {"ranks": n}) for n in ranks
-    ]
+    wanted = [(word, parse_layout(word)) for word in layouts] or [(plural(n, "rank"), {"ranks": n}) for n in ranks]
     variants = []
     for (layout, values), passes in product(wanted, accumulate):
         name = f"{layout}, accumulating {passes}" if len(accumulate) > 1 else layout
-        variant = build_variant_spec(spec, values, passes, steps)
-        variants.append(Variant(layout, name, passes, variant, alone=variant.parallel.ranks == 1))
+        variants.append(Variant(layout, name, passes, build_variant_spec(spec, values, passes, steps)))
     _check_variants(variants)
     if spec.entry.batched and spec.train.batchnorm_group == "auto":
         group = _find_common_group([layout_of(variant.spec) for variant in variants])
         variants = [v._replace(spec=v.spec.replace({"train.batchnorm_group": group})) for v in variants]
     launched = detect_rank(os.environ)
-    if launched is not None:
-        for each in variants:
-            if each.spec.parallel.ranks not in (1, launched.world):
-                started = f"check on {each.name}: {launched.launcher} started {launched.world} ranks"
-                raise UserError(f"{started}; use  --ranks 1,{launched.world}  or run check without it")
+    for each in variants:
+        if launched is not None and each.spec.parallel.ranks not in (1, launched.world):
+            started = f"check on {each.name}: {launched.launcher} started {launched.world} ranks"
+            raise UserError(f"{started}; use  --ranks 1,{launched.world}  or run check without it")
     main = launched is None or launched.rank == 0
-    results: dict[str, RunResult] = {}
-
-    def run(variant: Variant, slot: int) -> RunResult:
-        if main:
-            log(f"training {steps} steps on {variant.name}")
-        with isolate_rank() if launched is not None and variant.alone else nullcontext():
-            return train_trial(variant.spec, out or Path(scratch), new_process=False)
-
-    def record(variant: Variant, result: RunResult | PacelineError) -> None:
-        if isinstance(result, PacelineError):
-            raise result
-        if result.status != "finished":
-            raise RunFailed(f"the run on {variant.name} was {result.status}: nothing is proved")
-        results[variant.name] = result
 
     def compare(variants: Sequence[Variant]) -> list[LayoutDifference]:
         """Train the variants; return the differences of all to the first, on the main rank."""
-        together = [variant for variant in variants if not variant.alone]
-        run_trials([*together, *(variant for variant in variants if variant.alone and main)], run, record)
-        first = results.get(variants[0].name)
-        return [compare_results(first, results[v.name], v) for v in variants] if main and first is not None else []
+        results: dict[str, RunResult] = {}
+        for variant in sorted(variants, key=lambda variant: variant.alone):
+            if not main and variant.alone:
+                continue
+            if main:
+                log(f"training {steps} steps on {variant.name}")
+            with isolate_rank() if launched is not None and variant.alone else nullcontext():
+                result = train_trial(variant.spec, out or Path(scratch), new_process=False)
+            if result.status != "finished":
+                raise RunFailed(f"the run on {variant.name} was {result.status}: nothing is proved")
+            results[variant.name] = result
+        return [compare_results(results[variants[0].name], results[v.name], v) for v in variants] if main else []
 
     # Ranks of a launcher may be on several machines: they share the folder that they were started in, not /tmp.
     with tempfile.TemporaryDirectory(prefix="paceline-check-", dir=None if launched is None else ".") as scratch:
