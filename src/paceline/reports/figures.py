@@ -4,6 +4,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle, repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +13,7 @@ from paceline.io.escape import escape_hidden
 from paceline.io.files import write_atomic
 from paceline.reports.charts import STEP_TERMS, Chart
 
-TERM_COLOURS: dict[str, str] = dict(
-    zip(STEP_TERMS, ("#2563eb", "#d97706", "#be185d", "#059669", "#9ca3af"), strict=True)
-)
+TERM_COLOURS = dict(zip(STEP_TERMS, ("#2563eb", "#d97706", "#be185d", "#059669", "#9ca3af"), strict=True))
 WIDTH_IN, HEIGHT_IN = 6.4, 3.6
 MOST_IN_LEGEND = 12
 DrawFn = Callable[[Any, dict[str, Any]], None]
@@ -59,12 +58,10 @@ def _draw_scaling(axes: Any, data: dict[str, Any]) -> None:
         spans = [[max(0.0, p["y"] - p["low"]) for p in points], [max(0.0, p["high"] - p["y"]) for p in points]]
         axes.errorbar(xs, ys, spans, fmt="o", color=colour, capsize=3, markersize=5, label=line["name"])
         for p in points:
-            twins = [q for q in points if q["x"] == p["x"]]
+            twins = [q["y"] for q in points if q["x"] == p["x"]]
             if 1 < len(twins) <= 4:
-                above = all(q is p or q["y"] <= p["y"] for q in twins)
-                axes.annotate(
-                    p["label"], (p["x"], p["y"]), (6, 5 if above else -11), textcoords="offset points", size=8
-                )
+                beside = (6, 5 if p["y"] == max(twins) else -11)
+                axes.annotate(p["label"], (p["x"], p["y"]), beside, textcoords="offset points", size=8)
         if line["plan"]:
             label = None if several else "planned"
             axes.plot(*zip(*line["plan"], strict=True), "D", color=INK, mfc="none", markersize=5, label=label)
@@ -96,14 +93,13 @@ def _draw_plan(axes: Any, plans: Sequence[float | None]) -> None:
 
 def _draw_loss(axes: Any, data: dict[str, Any]) -> None:
     count = len(data["lines"])  # equal losses show as lines on top of wider ones
-    widths = [max(1.3, 1.3 + 2.4 * (min(count, 4) - 1 - i)) if count <= 6 else 1.1 for i in range(count)]
+    widths = [max(1.3, 1.3 + 2.4 * (min(count, 4) - 1 - i)) for i in range(count)] if count <= 6 else [1.1] * count
     _draw_lines(axes, data["lines"], "loss", widths=widths)
 
 
 def _draw_curves(axes: Any, data: dict[str, Any]) -> None:
     marked = data.get("marked") and max(len(line["points"]) for line in data["lines"]) <= 40
-    unit = data.get("unit", "step")
-    _draw_lines(axes, data["lines"], data["label"], "o-" if marked else "-", xlabel=unit, markersize=3)
+    _draw_lines(axes, data["lines"], data["label"], "o-" if marked else "-", xlabel=data.get("unit", "step"))
     axes.xaxis.get_major_locator().set_params(integer=True)
     if data.get("from_zero"):
         axes.set_ylim(bottom=0)
@@ -116,7 +112,7 @@ def _draw_difference(axes: Any, data: dict[str, Any]) -> None:
 
 
 def _draw_links(axes: Any, data: dict[str, Any]) -> None:
-    _draw_lines(axes, data["lines"], "Gbit/s", "o-", xlabel="bytes of the message", markersize=4)
+    _draw_lines(axes, data["lines"], "Gbit/s", "o-", xlabel="bytes of the message", size=4)
     axes.set(xscale="log", yscale="log")
 
 
@@ -136,13 +132,12 @@ def _draw_lines(
     *,
     xlabel: str = "step",
     widths: Sequence[float] = (),
-    markersize: float = 3,
+    size: float = 3,
 ) -> None:
-    for i, line in enumerate(lines):
+    for line, width, colour in zip(lines, widths or repeat(1.3), cycle(COLOURS), strict=False):
         if line["points"]:
             xs, ys, *_ = zip(*line["points"], strict=True)
-            width, colour = widths[i] if widths else 1.3, COLOURS[i % len(COLOURS)]
-            axes.plot(xs, ys, mark, color=colour, linewidth=width, markersize=markersize, label=line["name"])
+            axes.plot(xs, ys, mark, color=colour, linewidth=width, markersize=size, label=line["name"])
     axes.set(xlabel=xlabel, ylabel=ylabel)
     _add_legend(axes, len(lines))
 
@@ -177,9 +172,8 @@ def use_plot_style(settings: Mapping[Any, Any] = NO_SETTINGS) -> Iterator[None]:
         import matplotlib
     finally:
         log.setLevel(before)
-    plain: dict[Any, Any] = {
-        key: value for key, value in matplotlib.rcParamsDefault.items() if not key.startswith(PROCESS_SETTINGS)
-    }
+    defaults = matplotlib.rcParamsDefault.items()
+    plain: dict[Any, Any] = {key: value for key, value in defaults if not key.startswith(PROCESS_SETTINGS)}
     ours: Any = matplotlib.rc_params_from_file(STYLE_FILE, use_default_template=False)
     with matplotlib.rc_context({**plain, **ours, **settings}):
         yield

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from paceline.errors import UserError
 from paceline.io.files import read_text
-from paceline.io.format import duration
+from paceline.io.format import duration, plural
 from paceline.layout import layout_of
 from paceline.measurement.links import Link, read_links
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
@@ -28,11 +28,10 @@ from paceline.reports.run_view import RunView, select_work
 from paceline.runlog.machine import MachineLoad
 from paceline.runlog.run_dir import RunDir
 
-TIME_UNITS_S = dict.fromkeys(("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed"), 1.0) | {
-    "minutes": 60.0,
-    "min": 60.0,
-    "hours": 3600.0,
-    "h": 3600.0,
+TIME_UNITS_S = {
+    **dict.fromkeys(("seconds", "time", "time_s", "s", "step_s", "duration", "elapsed"), 1.0),
+    **dict.fromkeys(("minutes", "min"), 60.0),
+    **dict.fromkeys(("hours", "h"), 3600.0),
 }
 COLUMNS = {
     "devices": ("devices", "gpus", "ranks", "n", "processes", "nodes", "workers", "cores"),
@@ -68,10 +67,7 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
     cells = enumerate(csv.reader(text.splitlines(), delimiter=delimiter), 1)
     lines = [(n, [cell.strip() for cell in row]) for n, row in cells if any(row) and not row[0].strip().startswith("#")]
     head = [word.lower() for word in lines[0][1]] if lines else []
-    places: dict[str, int] = {}
-    for place, word in enumerate(head):
-        for name in (name for name, words in COLUMNS.items() if word in words):
-            places.setdefault(name, place)
+    places = {name: head.index(word) for name, words in COLUMNS.items() for word in head[::-1] if word in words}
     unit = 1.0
     if "devices" in places and "seconds" in places:
         unit = TIME_UNITS_S[head[places["seconds"]]]
@@ -152,7 +148,7 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
         by_count.setdefault(line.devices, []).append(line)
     rows, sources = [], {}
     for n, found in by_count.items():
-        label = f"{n} device{'s' * (n > 1)}"
+        label = plural(n, "device")
         seconds = sorted(line.seconds for line in found)
         middle = seconds[(len(seconds) - 1) // 2]
         rows.append(
@@ -171,17 +167,13 @@ def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: f
     compared = drop_failed(mark_recommended(add_costs(add_speedups(rows), 1, price)))
     compared = [replace(row, cost=replace(row.cost, usd_per_million_samples=None)) for row in compared]
     laws = fit_row_laws(compared)
+    more = (*describe_returns(compared), *describe_extrapolation(compared, laws), NO_REASON)
     return Series(
         name=name,
         kind="times",
         rows=tuple(compared),
         laws=laws,
-        verdict=(
-            describe_decision(compared),
-            *describe_returns(compared),
-            *describe_extrapolation(compared, laws),
-            NO_REASON,
-        ),
+        verdict=(describe_decision(compared), *more),
         usd_per_device_hour=price,
         sources=sources,
     )
@@ -254,10 +246,8 @@ class LinkMeasurement:
     @property
     def sentence(self) -> str:
         best = max(self.links, key=lambda link: link.bandwidth_bits_s)
-        return (
-            f"A link of {self.name} carries {best.rate}, the most that a "
-            f"collective reached ({label_link(best)}); a small one takes {duration(best.latency_s)}."
-        )
+        most = f"A link of {self.name} carries {best.rate}, the most that a collective reached ({label_link(best)})"
+        return f"{most}; a small one takes {duration(best.latency_s)}."
 
 
 def read_link_measurement(folder: Path) -> LinkMeasurement:

@@ -83,27 +83,25 @@ class Sweep:
         """Best first, with halving the longest first; then rows without a score."""
         scored = [row for row in self.trials if row.score is not None]
         others = [row for row in self.trials if row.score is None]
-        return [*sorted(scored, key=lambda row: (-(row.length or 0), -self.goodness(row))), *others]
+        return [*sorted(scored, key=lambda row: (-(row.length or 0), -self.goodness(row.score or 0.0))), *others]
 
     @property
     def best(self) -> TrialRow | None:
         return next((row for row in self.rows if row.score is not None), None)
 
-    def goodness(self, row: TrialRow) -> float:
-        assert row.score is not None
-        if math.isnan(row.score):  # the training diverged
+    def goodness(self, score: float) -> float:
+        if math.isnan(score):  # the training diverged
             return -math.inf
-        return -row.score if self.score.startswith("-") else row.score
+        return -score if self.score.startswith("-") else score
 
     def with_row(self, row: TrialRow) -> "Sweep":
         trials = {trial.number: trial for trial in self.trials} | {row.number: row}
         return replace(self, trials=tuple(trials[number] for number in sorted(trials)))
 
     def to_json(self) -> dict[str, Any]:
-        best = self.best
         facts = {"format": FORMAT, "score": self.score, "keys": self.keys, "asked": self.asked}
         trials = [{"run": row.run, **asdict(row)} for row in self.trials]
-        return {**facts, "best": best.number if best is not None else None, "trials": trials}
+        return {**facts, "best": self.best and self.best.number, "trials": trials}
 
     def write(self) -> None:
         write_json(self.folder / FILE, self.to_json())
@@ -113,16 +111,6 @@ class Sweep:
             outcome = (row.score, round(row.seconds, 3), row.length, row.status, row.why)
             lines.append([row.number, *map(row.values.get, self.keys), *outcome, *map(row.metrics.get, metrics)])
         write_atomic(self.folder / TABLE, format_csv(lines))
-
-
-def read_sweep(folder: Path) -> Sweep:
-    values = read_json(folder / FILE)
-    with catch_damage(folder / FILE, "sweep into another folder with  --out FOLDER"):
-        if values["format"] != FORMAT:
-            raise ValueError("it is of another version")
-        named = {name: values[name] for name in ("score", "keys", "asked")}
-        rows = tuple(_parse_row(number, dict(row), named["keys"]) for number, row in enumerate(values["trials"], 1))
-        return Sweep(folder, **validate_fields(Sweep, named), trials=rows)
 
 
 def _parse_row(number: int, facts: dict[str, Any], keys: Sequence[str]) -> TrialRow:
@@ -282,17 +270,22 @@ def run_sweep_trials(plan: SweepPlan, options: SweepOptions, log: LogFn, publish
 
 def open_sweep(plan: SweepPlan, retry: bool = False) -> Sweep:
     """Return the sweep of the folder, or a new one; raise UserError if it is another."""
-    file = plan.folder / FILE
+    file, asked = plan.folder / FILE, plan.asked()
+    found = Sweep(plan.folder, plan.score, tuple(plan.space), (), asked)
     if not file.exists():
-        values = [] if plan.search == "optuna" else plan.draw()
-        rows = tuple(TrialRow(number, trial) for number, trial in enumerate(values, 1))
-        found = Sweep(plan.folder, plan.score, tuple(plan.space), rows, plan.asked())
+        drawn = [] if plan.search == "optuna" else plan.draw()
+        found = replace(found, trials=tuple(TrialRow(number, values) for number, values in enumerate(drawn, 1)))
         found.write()
         return found
-    found = read_sweep(plan.folder)
-    check_same_request(file, flatten_keys(found.asked), flatten_keys(plan.asked()), "sweep")
-    fresh = [TrialRow(row.number, row.values) if retry and row.status == "failed" else row for row in found.trials]
-    return replace(found, score=plan.score, trials=tuple(_refresh_row(plan, row) for row in fresh))
+    saved = read_json(file)
+    with catch_damage(file, "sweep into another folder with  --out FOLDER"):
+        if saved["format"] != FORMAT:
+            raise ValueError("it is of another version")
+        before = flatten_keys(validate_fields(Sweep, {"asked": saved["asked"]})["asked"])
+        rows = [_parse_row(number, dict(row), found.keys) for number, row in enumerate(saved["trials"], 1)]
+    check_same_request(file, before, flatten_keys(asked), "sweep")
+    fresh = [TrialRow(row.number, row.values) if retry and row.status == "failed" else row for row in rows]
+    return replace(found, trials=tuple(_refresh_row(plan, row) for row in fresh))
 
 
 def _refresh_row(plan: SweepPlan, row: TrialRow) -> TrialRow:
@@ -313,7 +306,8 @@ def _run_all(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
     while (left := plan.trials - sum(row.done for row in found.trials)) > 0:
         waiting = [row for row in found.trials if not row.done]
         while len(waiting) < min(jobs, left):
-            before = [(row.values, None if row.score is None else found.goodness(row)) for row in found.trials]
+            scores = [(row.values, row.score) for row in found.trials]
+            before = [(values, None if score is None else found.goodness(score)) for values, score in scores]
             waiting.append(TrialRow(len(found.trials) + 1, suggest_values(plan.space, before, plan.seed)))
             found = found.with_row(waiting[-1])
         found.write()
@@ -331,8 +325,7 @@ def _run_halving(plan: SweepPlan, begun: Sweep, jobs: int, log: LogFn) -> Sweep:
         if part + 1 == len(plan.lengths):
             break
         at = {row.number: dict(row.history)[length] for row in found.trials if length in dict(row.history)}
-        down = found.score.startswith("-")
-        order = sorted(at, key=lambda number: (math.isnan(at[number]), at[number] if down else -at[number], number))
+        order = sorted(at, key=lambda number: (-found.goodness(at[number]), number))
         for number in order[math.ceil(len(order) / FACTOR) :]:
             found = found.with_row(replace(found.trials[number - 1], status="dropped"))
         found.write()
