@@ -14,7 +14,7 @@ from paceline import __version__
 from paceline.config.registry import BUILT_IN, WorkloadEntry, find_entry
 from paceline.errors import UserError, join_names
 from paceline.io.arguments import option_error
-from paceline.io.format import number, percent, size
+from paceline.io.format import number, percent, plural, size
 from paceline.measurement.diagnosis import Finding
 from paceline.measurement.result import Measurement, read_measurement
 from paceline.measurement.rows import drop_failed
@@ -128,8 +128,7 @@ class Inputs:
             return
         runs.append(run)
         if run.torn:
-            lines = f"{run.torn} line{'s' * (run.torn > 1)}"
-            self.left_out.append(f"{run.file}: {lines} could not be read")
+            self.left_out.append(f"{run.file}: {plural(run.torn, 'line')} could not be read")
         if run.status not in ("finished", "stopped"):
             reason = f": {run.summary.why}" if run.summary is not None and run.summary.why else ""
             self.left_out.append(f"{path} is {run.status}{reason}; what exists of it is shown")
@@ -214,17 +213,13 @@ def _is_folder_of_runs(path: Path) -> bool:
 
 def _tell_apart(named: Sequence[tuple[str, Path]]) -> list[str]:
     """Return the names; those given twice with the part nearest to the end in which their paths differ."""
-    places: dict[str, list[tuple[str, ...]]] = {}
+    found = []
     for name, path in named:
-        places.setdefault(name, []).append(path.resolve().parts[::-1])
-    differs = {
-        name: next((at for at, parts in enumerate(zip(*some, strict=False)) if len({*parts}) == len(parts)), 0)
-        for name, some in places.items()
-    }
-    return [
-        f"{name} ({path.resolve().parts[::-1][differs[name]]})" if len(places[name]) > 1 else name
-        for name, path in named
-    ]
+        same = [other.resolve().parts[::-1] for given, other in named if given == name]
+        levels = enumerate(zip(*same, strict=False))
+        at = next((level for level, parts in levels if len({*parts}) == len(parts)), 0)
+        found.append(f"{name} ({path.resolve().parts[::-1][at]})" if len(same) > 1 else name)
+    return found
 
 
 def _describe_verdict(
@@ -280,21 +275,22 @@ def _list_spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
     found = []
     all_values = [{key: value for key, value, *_ in run.spec.fields()} for run in runs]
     for key, value, unit, _ in runs[0].spec.fields() if runs else ():
-        given = list(dict.fromkeys(str(values.get(key)) for values in all_values))
-        shown = " | ".join(given[:6]) + (" | …" if len(given) > 6 else "")
         if key != "name" and value not in (None, ()):
+            given = list(dict.fromkeys(str(values.get(key)) for values in all_values))
+            shown = " | ".join([*given[:6], *["…"] * (len(given) > 6)])
             found.append((key, f"{shown} {unit}".strip()))
     return tuple(found)
 
 
 def _list_environment(known: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    def format_fact(name: str, value: Any) -> str:
+        if name == "memory_bytes":
+            return size(float(value))
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
     found = []
     for name in FACTS:
-        values = [facts[name] for facts in known if facts.get(name) not in (None, [], "")]
-        texts = [
-            size(float(v)) if name == "memory_bytes" else ", ".join(map(str, v)) if isinstance(v, list) else str(v)
-            for v in values
-        ]
+        texts = [format_fact(name, facts[name]) for facts in known if facts.get(name) not in (None, [], "")]
         if texts:
             found.append((name.removesuffix("_bytes"), " | ".join(list(dict.fromkeys(texts))[:6])))
     return tuple(found)

@@ -98,10 +98,7 @@ def read_run_view(path: Path, name: str = "", warmup: Warmup | None = None) -> R
     run = RunDir.open(path)
     spec = run.recorded_spec()
     lines = list(read_event_lines(run.events_file(0), MAX_STEPS))
-    events = [event for _, event in lines if event is not None]
-    for line, event in lines:
-        if event is not None:
-            event["line"] = line
+    events = [event | {"line": line} for line, event in lines if event is not None]
     steps = drop_undone_steps(events)
     if not steps:
         file = run.events_file(0)
@@ -209,18 +206,17 @@ class Comparison:
             return f"The runs differ in {', '.join(self.differing[:4])}, so their losses are not expected to be equal."
         if not self.steps:
             return "The runs have no loss of the same step, so nothing is compared."
+        same, other = f"All {self.runs} runs trained the same thing", "The runs did not train the same thing"
+        where = f"{self.run} at step {self.step}"
         if math.isinf(self.largest):
-            return (
-                f"The runs did not train the same thing: only some losses are finite ({self.run} at step {self.step})."
-            )
-        same = f"All {self.runs} runs trained the same thing"
+            return f"{other}: only some losses are finite ({where})."
         if not self.largest:
             return f"{same}: the losses are equal to the last digit over {self.steps} steps."
-        difference = f"the losses differ by {self.largest:.1e} at most (relative, {self.run} at step {self.step})"
+        difference = f"the losses differ by {self.largest:.1e} at most (relative, {where})"
         if self.parted is None:
             return f"{same}: {difference}, over {self.steps} steps."
         if self.parted <= CHECK_STEPS:
-            return f"The runs did not train the same thing: {difference}, and check allows {self.tolerance:g}."
+            return f"{other}: {difference}, and check allows {self.tolerance:g}."
         within = f"All {self.runs} runs agree within {self.tolerance:g}, as check asks, for {self.parted - 1} steps"
         return f"{within}; then {difference}: rounding grows over the steps."
 
@@ -299,32 +295,27 @@ class Experiments:
     def text(self) -> str:
         if self.best is None:
             return ""
-        first, *others = ((run, score) for run, score in zip(self.runs, self.scores, strict=True) if score is not None)
-        (run, score), (second, behind) = first, others[0]
+        scored = [(run, score) for run, score in zip(self.runs, self.scores, strict=True) if score is not None]
+        (run, score), (second, behind), *others = scored
         if self.tied:
             return f"{run.name} and {second.name} have the same {self.score}, {number(score.value)}."
         asked = ", ".join(f"{k}={v}" for k, v in zip(self.keys[:MAX_KEYS], self.values[self.best], strict=False))
         extreme = "lowest" if score.less_is_better else "highest"
-        of = f" of {len(others) + 1} runs" if len(others) > 1 else ""
-        with_ = f" with {asked}" if asked else ""
-        return (
-            f"{run.name} has the {extreme} {self.score}{of}, {number(score.value)}{with_}; next is {second.name}, "
-            f"{number(behind.value)}."
-        )
+        of = f" of {len(scored)} runs" if others else ""
+        best = f"{run.name} has the {extreme} {self.score}{of}, {number(score.value)}{' with ' * bool(asked)}{asked}"
+        return f"{best}; next is {second.name}, {number(behind.value)}."
 
 
 def compare_experiments(runs: Sequence[RunView]) -> Experiments:
     scored = [(run, find_score(run.summary)) for run in runs]
-    names = {score.name for _, score in scored if score is not None}
-    if len(names) == 1:
+    if len({score.name for _, score in scored if score is not None}) == 1:
         scored.sort(key=lambda pair: -math.inf if pair[1] is None else pair[1].goodness, reverse=True)
-    asked = [{key: value for key, value, *_ in run.spec.fields()} for run, _ in scored]
-    every = dict.fromkeys(key for values in asked for key in values)
-    differing = [
-        key for key in every if key not in NOT_COMPARED and len({str(values.get(key)) for values in asked}) > 1
-    ]
+    best_first, scores = zip(*scored, strict=True)
+    asked = [{key: value for key, value, *_ in run.spec.fields()} for run in best_first]
+    every = dict.fromkeys(key for values in asked for key in values if key not in NOT_COMPARED)
+    differing = tuple(key for key in every if len({str(values.get(key)) for values in asked}) > 1)
     values = tuple(tuple(_format_value(values.get(key)) for key in differing) for values in asked)
-    return Experiments(tuple(run for run, _ in scored), tuple(score for _, score in scored), tuple(differing), values)
+    return Experiments(best_first, scores, differing, values)
 
 
 def _format_value(value: Any) -> str:

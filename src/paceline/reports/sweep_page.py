@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from paceline.config import SpecSource
 from paceline.io.files import write_atomic
-from paceline.io.format import duration, number
+from paceline.io.format import duration, number, plural
 from paceline.io.table import Column, Table
 from paceline.reports.charts import Chart
 from paceline.reports.page import PageHead, render_page
@@ -37,10 +37,10 @@ def sweep(
 
 
 def write_sweep_page(sweep: Sweep) -> None:
-    charts, table = build_sweep_charts(sweep), build_sweep_table(sweep)
-    verdict = describe_sweep(sweep)
-    best = shlex.quote(str(sweep.folder / sweep.best.run / "spec.yaml")) if sweep.best else ""
-    command = f"paceline train {best}" if best else ""
+    charts, table, verdict = build_sweep_charts(sweep), build_sweep_table(sweep), describe_sweep(sweep)
+    command = ""
+    if sweep.best:
+        command = f"paceline train {shlex.quote(str(sweep.folder / sweep.best.run / 'spec.yaml'))}"
     head = PageHead(sweep.folder.resolve().name, (f"{verdict[0].upper()}{verdict[1:]}",), command=command)
     text = render_page(head, charts, [table], parts={"": [*(chart.name for chart in charts), table.name]})
     write_atomic(sweep.folder / PAGE, text)
@@ -53,7 +53,7 @@ def describe_sweep(sweep: Sweep) -> str:
         return f"None of {len(sweep.trials)} trials has a score yet."
     by = "lowest" if sweep.score.startswith("-") else "highest"
     whole = sum(row.length == best.length for row in sweep.trials) if _has_lengths(sweep) else done
-    trials = f"{whole} trial{'s' * (whole > 1)}" + (f" of {done} that continued" if whole < done else "")
+    trials = plural(whole, "trial") + (f" of {done} that continued" if whole < done else "")
     what = f"{by} {sweep.metric} of {trials}: {number(best.score, 5)}"
     return f"{what} with {format_values(best, sweep.keys)} (trial {best.number})"
 

@@ -62,10 +62,11 @@ def decide_next_attempt(
     of an attempt that came further are started again in the job, which is not requeued.
     """
     step = find_newest_step(run)
-    failed: dict[str, Any] | None = None
-    for event in read_events(run.events_file(0)):  # the end of the last attempt, which a kill has not
-        failed = event if event["kind"] == "end" else None if event["kind"] == "start" else failed
-    if failed is not None and failed.get("status") == RunStatus.FINISHED:
+    ended: dict[str, Any] = {}
+    for event in read_events(run.events_file(0)):
+        if event["kind"] in ("start", "end"):  # the last attempt has no end if it was killed
+            ended = event
+    if ended.get("status") == RunStatus.FINISHED:
         return AttemptOutcome(NextAttempt.DONE, "the run is finished", step)
     records = list(read_events(run.jobs_file))
     if any(record["kind"] == "cancel" and record.get("job") == job for record in records):
@@ -74,7 +75,7 @@ def decide_next_attempt(
         return AttemptOutcome(NextAttempt.LEFT, f"the machines were taken away at step {step:,}", step)
     wasted = _count_wasted_attempts(records, step)
     if wasted >= attempts:
-        reason = failed.get("why") if failed is not None else None
+        reason = ended.get("why")
         why = f": {reason}" if reason else f"; what they printed:  paceline logs {shlex.quote(str(run.path))}"
         why = f"{wasted} attempts in a row came no further than step {step:,}{why}"
         return AttemptOutcome(NextAttempt.ENOUGH, why, step)
@@ -96,9 +97,9 @@ def _count_wasted_attempts(records: Iterable[Mapping[str, Any]], step: int) -> i
         if record["kind"] == "submit":
             wasted = 0
         elif record["kind"] == "ended" and record.get("next") != NextAttempt.LEFT:
-            reached = record.get("step")
-            wasted = wasted + 1 if not isinstance(reached, int) or reached <= best else 0
-            best = max(best, reached if isinstance(reached, int) else 0)
+            reached = record.get("step") or 0
+            wasted = wasted + 1 if reached <= best else 0
+            best = max(best, reached)
     return wasted + 1 if step <= best else 0
 
 

@@ -166,9 +166,8 @@ class SplitExperiment:
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(self.buffers[name])
-        batch = move_batch(
-            self.samples.batch(self.ids[part], self.keys[part]), "cpu", self.workload.spec.train.precision
-        )
+        batch = self.samples.batch(self.ids[part], self.keys[part])
+        batch = move_batch(batch, "cpu", self.workload.spec.train.precision)
         seed_all_generators(0, *others)
         with self.passes.running(torch.from_numpy(self.keys[part])):
             total, count = self.workload.loss(self.model, batch)
@@ -189,13 +188,11 @@ class SplitExperiment:
             apart = (name for name in kept[0] if not _is_equal(kept[0][name], kept[1][name]))
             moved = {name.replace("/", ".").rpartition(".")[0] for name in apart}
             every = not apart_without and self.apart()
-        by_kind: dict[LayoutCause, list[tuple[str, nn.Module]]] = {}
-        for name, module in self.statistics:
-            if every or name in moved:
-                synchronised = isinstance(module, nn.SyncBatchNorm)
-                kind = LayoutCause.SYNCHRONISED_STATISTICS if synchronised else LayoutCause.BATCH_STATISTICS
-                by_kind.setdefault(kind, []).append((name, module))
-        return [FoundCause(kind, _describe_modules(modules)) for kind, modules in by_kind.items()]
+        found = [(name, module) for name, module in self.statistics if every or name in moved]
+        synchronised = [(name, module) for name, module in found if isinstance(module, nn.SyncBatchNorm)]
+        others = [pair for pair in found if pair not in synchronised]
+        kinds = {LayoutCause.SYNCHRONISED_STATISTICS: synchronised, LayoutCause.BATCH_STATISTICS: others}
+        return [FoundCause(kind, _describe_modules(modules)) for kind, modules in kinds.items() if modules]
 
     def _run_and_copy_buffers(self, part: slice) -> dict[str, Tensor]:
         self.loss(part)

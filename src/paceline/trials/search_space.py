@@ -44,11 +44,12 @@ class Range:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, random: np.random.Generator) -> float:
-        ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         if self.whole and not self.log:
             return int(random.integers(int(self.low), int(self.high) + 1))
-        found = float(random.uniform(*ends))
-        found = math.exp(found) if self.log else found
+        if self.log:
+            found = math.exp(random.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            found = float(random.uniform(self.low, self.high))
         return round(found) if self.whole else self.rounded(found)
 
     def rounded(self, value: float) -> float:
@@ -168,9 +169,8 @@ def suggest_values(space: Space, before: Sequence[tuple[Values, float | None]], 
     for values, goodness in before:
         params = {key: _to_optuna(space[key], value) for key, value in values.items()}
         state = optuna.trial.TrialState.COMPLETE if goodness is not None else optuna.trial.TrialState.FAIL
-        study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=distributions, value=goodness, state=state)
-        )
+        facts = {"params": params, "distributions": distributions, "value": goodness, "state": state}
+        study.add_trial(optuna.trial.create_trial(**facts))
     return {key: _from_optuna(space[key], value) for key, value in study.ask(distributions).params.items()}
 
 

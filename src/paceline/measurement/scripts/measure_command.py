@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import RunFailed, UserError
+from paceline.io.format import plural
 from paceline.launch.root_cause import SECONDARY_ERROR_PATTERN
 from paceline.measurement.diagnosis import FROM_OUTSIDE
 from paceline.measurement.measure import REPEATS, STEPS
@@ -66,12 +67,11 @@ def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes
         kept = [event for event in every if not event.get("evaluated")]
         steps[rank] = kept if len(kept) >= ENDED_EARLY else every
     medians = tuple(round(statistics.median(event["rank_batch"] for event in of_rank)) for of_rank in steps)
-    rank_batches = medians if any(medians) else ()
-    batch = sum(rank_batches) or request.ranks  # if it is not known, the step of a rank counts as one sample
+    batch = sum(medians) or request.ranks  # if it is not known, the step of a rank counts as one sample
     together = [[{**event, "batch": batch} for event in of_rank] for of_rank in steps]
     ends = [event for events in by_rank for event in events if event["kind"] == "end"]
     aside, ddp = (any(event.get(name) for event in ends) for name in ("aside", "ddp"))
-    seen = ObservedScript(True, rank_batches, aside, ddp)
+    seen = ObservedScript(True, medians if any(medians) else (), aside, ddp)
     return replace(compute_run_times(run, together, tuple(event["peak_bytes"] for event in ends)), seen=seen)
 
 
@@ -103,7 +103,7 @@ def explain_missing_device(lines: Sequence[str]) -> str:
     import torch
 
     count = torch.cuda.device_count()
-    has = f"{count} CUDA device{'s' * (count > 1)}; use  --ranks {count}" if count else "none"
+    has = f"{plural(count, 'CUDA device')}; use  --ranks {count}" if count else "none"
     cpu = "to try it on CPU, let it use  init_process_group('gloo')  and  torch.device('cpu')"
     return f"the script wants a CUDA device or nccl, and this machine has {has}; {cpu}"
 
@@ -143,8 +143,8 @@ def measure_command(
     trials = []
     for n in sorted(ranks):
         run = partial(_run_and_read, command.on(n), RecordRequest("", steps, n, steps_by), log)
-        trials.append(MeasureTrial(f"{n} rank{'s' * (n > 1)}", n, run))
-    folder = Path(out) if out is not None else Path("runs") / f"{command.name}-measure"
+        trials.append(MeasureTrial(plural(n, "rank"), n, run))
+    folder = Path(out or f"runs/{command.name}-measure")
     request: dict[str, Any] = {"name": command.name, "steps": steps, "spec": {}}
     request |= {"command": list(words), "steps_by": steps_by}
     retry = options.get("retry", False)

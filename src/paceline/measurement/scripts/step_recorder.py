@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
 from paceline.errors import UserError
+from paceline.io.format import plural
 from paceline.launch.environment import detect_rank
 from paceline.measurement.scripts.command import RecordRequest
 from paceline.runlog.events import EventWriter
@@ -48,6 +49,7 @@ class RecordedStep:
         ((begin_s, end_s),) = seconds([(self.begin, self.end)])
         step_s = end_s - begin_s
         data_s = sum_union(self._select(seconds, INPUT))
+        loaded = [samples for kind, *_, samples in self.notes if kind == INPUT]
         comm_s, exposed_s = min(comm_s, step_s), min(exposed_s, step_s)
         return {
             "step_s": step_s,
@@ -55,8 +57,8 @@ class RecordedStep:
             "compute_s": subtract_waiting(step_s, data_s, exposed_s),
             "comm_s": comm_s,
             "exposed_s": exposed_s,
-            "rank_batch": sum(note[3] or 0 for note in self.notes if note[0] == INPUT),
-            **({"evaluated": True} if any(note[0] == INPUT and note[3] is None for note in self.notes) else {}),
+            "rank_batch": sum(filter(None, loaded)),
+            **({"evaluated": True} if None in loaded else {}),
         }
 
     def communication(self, seconds: Seconds) -> tuple[float, float]:
@@ -275,7 +277,7 @@ class StepRecorder:
 
 
 def describe_rank_mismatch(asked: int, found: int) -> str:
-    joined = f"the script joined {found} rank{'s' * (found != 1)} in place of {asked}"
+    joined = f"the script joined {plural(found, 'rank')} in place of {asked}"
     return f"{joined}; write {{ranks}} where the command says how many there are"
 
 
