@@ -6,14 +6,12 @@ own code goes on as it would in a new one, with the same pipes, environment, fol
 does not notice: what it gets in place of a `Popen` has the same methods.
 """
 
-import array
 import contextlib
 import importlib
 import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import warnings
@@ -56,11 +54,8 @@ class Nursery:
         assert command[3:] == [str(descriptor) for descriptor in pass_fds[:pipes]]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        request = pickle.dumps((env, os.getcwd(), pipes))
-        descriptors = array.array("i", [1, 2, *pass_fds])
-        self.ours.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-        (pid,) = struct.unpack("i", self.ours.recv(4))
-        return Child(pid, self.ours)
+        socket.send_fds(self.ours, [pickle.dumps((env, os.getcwd(), pipes))], [1, 2, *pass_fds])
+        return Child(int(self.ours.recv(64)), self.ours)
 
     def close(self) -> None:
         self.ours.close()
@@ -90,7 +85,7 @@ class Child:
 
     def _listen(self, flags: int) -> int:
         if self.returncode is None:
-            (self.returncode,) = struct.unpack("i", self._ends.recv(4, flags))
+            self.returncode = int(self._ends.recv(64, flags))
         return self.returncode
 
 
@@ -99,12 +94,9 @@ def main(tests: socket.socket) -> None:
     for module in MODULES:
         importlib.import_module(module)
     while True:
-        request, ancillary, _, _ = tests.recvmsg(MOST_BYTES, socket.CMSG_SPACE(4 * MOST_DESCRIPTORS))
+        request, descriptors, _, _ = socket.recv_fds(tests, MOST_BYTES, MOST_DESCRIPTORS)
         if not request:  # the tests are over
             return
-        descriptors = array.array("i")
-        for _, _, data in ancillary:
-            descriptors.frombytes(data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, as in the fork server
             pid = os.fork()
@@ -112,14 +104,14 @@ def main(tests: socket.socket) -> None:
             tests.close()
             code = 1
             try:
-                code = _be_the_seed(*pickle.loads(request), list(descriptors))
+                code = _be_the_seed(*pickle.loads(request), descriptors)
             finally:
                 os._exit(code)
         for descriptor in descriptors:
             os.close(descriptor)
-        tests.send(struct.pack("i", pid))
+        tests.send(str(pid).encode())
         _, status = os.waitpid(pid, 0)
-        tests.send(struct.pack("i", os.waitstatus_to_exitcode(status)))
+        tests.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _be_the_seed(environ: dict[str, str], folder: str, pipes: int, descriptors: list[int]) -> Any:

@@ -44,8 +44,7 @@ def test_many_classes_have_counts_and_no_matrix():
     logits, labels = answers(150)
     found = compute_class_metrics(class_sums(logits, labels))
     assert found["accuracy"] == (logits.argmax(1) == labels).double().mean()
-    assert "confusion" not in found
-    assert "auc" not in found
+    assert not {"confusion", "auc"} & found.keys()
 
 
 def test_padding_does_not_count_and_what_never_occurs_divides_nothing():

@@ -1,7 +1,5 @@
 """The lessons compute what the planner computes, in a real browser, and their exercises have solutions that run."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -62,7 +60,7 @@ def page(browser):
     return tab
 
 
-def all_reduce(n: int, size: float, bytes_s: float) -> float:
+def all_reduce(n, size, bytes_s):
     hop = GPU_PHYSICS.link_latency_s
     return all_reduce_s(size, CommGroup(n, n, 1, bytes_s, hop, math.log2(max(n, 2)) * hop), GPU_PHYSICS)
 
@@ -244,7 +242,7 @@ def test_the_lessons_are_small():
 
 
 def test_the_exercise_on_ranks_ends_with_the_loss_of_one():
-    def run(*command: str) -> str:
+    def run(*command):
         return subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
 
     examples = DOCS / "examples" / "learn"
@@ -255,7 +253,7 @@ def test_the_exercise_on_ranks_ends_with_the_loss_of_one():
     assert alone in ranks  # its exit code may be an abort: gloo's threads outlive the interpreter at times
 
 
-def run_solution(number: int, folder: Path) -> None:
+def run_solution(number, folder):
     """Run the commands of an exercise in a folder that has the recipes."""
     page = (DOCS / "learn" / "exercises.md").read_text()
     block = re.search(rf"^## {number}\..*?^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]

@@ -269,7 +269,7 @@ def _measure_parts(parts: Mapping[str, str]) -> int:
 def _render_line(parts: Mapping[str, str], done: float, width: int, signs: str) -> "Text":
     from rich.text import Text
 
-    kept = _drop_parts(parts, width - 1)
+    kept = _drop_parts(parts, width - 2 - LEAST_BAR)
     text = Text(no_wrap=True, overflow="crop")
     room = min(MOST_BAR, width - 2 - _measure_parts(kept))
     for name, part in kept.items():

@@ -17,11 +17,9 @@ from results import render_text
 NAMES = {
     "NVIDIA H200": "H200-SXM-141GB",
     "NVIDIA H100 80GB HBM3": "H100-SXM5-80GB",
-    "NVIDIA H100 PCIe": "H100-PCIe-80GB",
     "NVIDIA A100-SXM4-40GB": "A100-SXM4-40GB",
     "Tesla T4": "T4",
     "NVIDIA GeForce RTX 4090": "RTX-4090",
-    "NVIDIA RTX 6000 Ada Generation": "RTX-6000-Ada",
     "NVIDIA GH200 480GB": "GH200-96GB",
 }
 OTHERS = ("NVIDIA H100 NVL", "Tesla V100-PCIE-16GB", "NVIDIA A10G", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GB200", "")

@@ -243,11 +243,11 @@ def test_notes_for_the_reader():
 
 def test_a_row_survives_json():
     given = replace(row("2 ranks", 2, 1.0, busy=(0.1, 0.2)), resources=Resources(1, usage={"cpu_share": 0.5}))
-    assert parse_measured_row(json.loads(json.dumps(dump_measured_row(given)))) == given
-    assert dump_measured_row(given)["slowest_rank"] == 1
     failed = FailedRow(label="2 ranks", ranks=2, failed="no", why="no; yes", batch=BatchLayout("64 = 2 × 32", 64, 2))
-    assert parse_measured_row(json.loads(json.dumps(dump_measured_row(failed)))) == failed
-    assert dump_measured_row(failed).keys() == dump_measured_row(given).keys()
+    values = [json.loads(json.dumps(dump_measured_row(each))) for each in (given, failed)]
+    assert [*map(parse_measured_row, values)] == [given, failed]
+    assert values[0]["slowest_rank"] == 1
+    assert values[0].keys() == values[1].keys()
 
 
 def test_trials_of_a_sweep(small):

@@ -14,7 +14,7 @@ from paceline.reports.page import escape_tex, render_page
 from paceline.reports.report import _build_experts, build_tables, report
 from paceline.reports.run_view import Warmup, parse_warmup, read_run_view, thin_points
 from paceline.reports.series import read_times_file
-from paceline.runlog.events import read_steps
+from paceline.runlog.events import EventWriter, read_steps
 from report_runs import change_events, make_links, make_measurement, make_run
 from results import expect_error
 
@@ -96,9 +96,9 @@ def test_losses_that_cannot_be_held_against_each_other_are_not_called_equal(tmp_
 
 def test_what_was_noticed_while_a_run_went_on_is_on_the_page(tmp_path):
     path = make_run(tmp_path, "noisy")
-    with open(path / "events" / "rank0.jsonl", "a") as file:
+    with EventWriter(path / "events" / "rank0.jsonl") as events:
         for step in range(5):
-            file.write(json.dumps({"kind": "notice", "t": 1.0, "step": step, "text": f"<{step}>"}) + "\n")
+            events.write("notice", step=step, text=f"<{step}>")
     contents = gather_contents([path])
     assert contents.notes == [*(f"noisy: <{n}>" for n in range(3)), f"noisy: 2 more are in {contents.runs[0].file}"]
     assert "noisy: &lt;2&gt;" in render_page(contents, [], [])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +23,10 @@ from paceline.runlog.events import (
 )
 from paceline.runlog.machine import describe_environment
 
-TIMES = {"step_s": 0.0123456, "data_s": 0.000123, "compute_s": 0.011, "comm_s": 0.002, "exposed_s": 0.001}
-COUNTS: dict[str, Any] = {"epoch": 0, "samples": 128, "batch": 128, "tokens": 12345, "skipped": False}
-STEP = {**COUNTS, "loss": 1.23456789, "grad_norm": 0.987654321, "lr": 0.00123, **TIMES}
+STEP = {"epoch": 0, "samples": 128, "skipped": False, "loss": 1.23456789, "lr": 0.00123, "step_s": 0.0123456}
 
 
-def test_events_come_back_in_order(tmp_path: Path) -> None:
+def test_events_come_back_in_order(tmp_path):
     file = tmp_path / "events" / "rank0.jsonl"
     before = time.time()
     with EventWriter(file) as events:
@@ -42,10 +39,10 @@ def test_events_come_back_in_order(tmp_path: Path) -> None:
     assert list(read_events(file, "step")) == [step]
 
 
-def test_steps_are_held_until_flush_and_other_events_take_them_along(tmp_path: Path) -> None:
+def test_steps_are_held_until_flush_and_other_events_take_them_along(tmp_path):
     file = tmp_path / "a.jsonl"
 
-    def written() -> list[str]:
+    def written():
         return [event["kind"] for event in read_events(file)]
 
     events = EventWriter(file)
@@ -62,17 +59,15 @@ def test_steps_are_held_until_flush_and_other_events_take_them_along(tmp_path: P
     assert len(written()) == 4
 
 
-def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
+def test_what_is_not_finite_is_null(tmp_path):
+    file, single = tmp_path / "a.jsonl", np.float32
     with EventWriter(file) as events:
-        events.write(
-            "step", step=1, loss=math.nan, grad_norm=math.inf, lr=np.float32(0.5), nested={"a": [np.float32("nan")]}
-        )
+        events.write("step", step=1, loss=math.nan, lr=single(0.5), nested={"a": [single("nan"), math.inf]})
     (event,) = map(json.loads, file.read_text().splitlines())
-    assert (event["loss"], event["grad_norm"], event["lr"], event["nested"]) == (None, None, 0.5, {"a": [None]})
+    assert (event["loss"], event["lr"], event["nested"]) == (None, 0.5, {"a": [None, None]})
 
 
-def test_a_torn_line_is_healed_and_passed_over(tmp_path: Path) -> None:
+def test_a_torn_line_is_healed_and_passed_over(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"kind":"step","t":1.0,"step":1}\n{"kind":"step","t":2.0,"st')
     with EventWriter(file) as events:
@@ -85,7 +80,7 @@ def test_a_torn_line_is_healed_and_passed_over(tmp_path: Path) -> None:
     assert read_steps(tmp_path / "rank7.jsonl") == [], "of a rank that wrote nothing"
 
 
-def test_events_that_would_go_nowhere_are_a_failure(tmp_path: Path) -> None:
+def test_events_that_would_go_nowhere_are_a_failure(tmp_path):
     events = EventWriter(tmp_path / "a.jsonl")
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(RunFailed, match=r"a\.jsonl was removed"):
@@ -95,7 +90,7 @@ def test_events_that_would_go_nowhere_are_a_failure(tmp_path: Path) -> None:
             EventWriter(Path("/dev/full")).write("start")
 
 
-def test_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
+def test_a_later_attempt_replaces_the_earlier_one(tmp_path):
     file = tmp_path / "a.jsonl"
     with EventWriter(file) as events:
         for step in range(1, 8):
@@ -117,7 +112,7 @@ def test_a_later_attempt_replaces_the_earlier_one(tmp_path: Path) -> None:
     assert drop_undone_steps(again, "evaluate") == again[:1]
 
 
-def test_a_kill_loses_only_what_was_held(tmp_path: Path) -> None:
+def test_a_kill_loses_only_what_was_held(tmp_path):
     file = tmp_path / "a.jsonl"
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom paceline.runlog.events import EventWriter\n"
@@ -133,7 +128,7 @@ def test_a_kill_loses_only_what_was_held(tmp_path: Path) -> None:
     assert len(read_steps(file)) == 100
 
 
-def test_of_a_long_file_no_spike_and_no_other_event_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_file_no_spike_and_no_other_event_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.runlog.events.RECENT_BYTES", 20_000)
     file = tmp_path / "a.jsonl"
     with EventWriter(file) as events:
@@ -154,25 +149,23 @@ def test_of_a_long_file_no_spike_and_no_other_event_is_lost(tmp_path: Path, monk
     assert len(read_steps(file, most=10**6)) == 20_000
 
 
-def test_metrics_flat_or_nested() -> None:
+def test_metrics_flat_or_nested():
     flat = {"kind": "evaluate", "t": 1.0, "step": 3, "n": 10, "loss": 0.5, "accuracy": 1, "best": True, "note": "x"}
     assert extract_metrics(flat) == {"loss": 0.5, "accuracy": 1.0}
     assert extract_metrics({"step": 3, "metrics": {"loss": 0.5}}) == {"loss": 0.5}
     assert math.isnan(extract_metrics({"loss": None})["loss"])
 
 
-def test_environment_says_enough_and_nothing_private(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_says_enough_and_nothing_private(monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "very-secret")
     found = describe_environment()
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["torch"].startswith("2.")
     assert found["cores"] >= 1
     assert found["memory_bytes"] > 1e8
-    assert isinstance(found["gpus"], list)
     assert "very-secret" not in json.dumps(found)
 
 
-def test_environment_names_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_names_the_commit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     for whose in ("GLOBAL", "SYSTEM"):  # hooks, signatures and templates of whoever runs the tests

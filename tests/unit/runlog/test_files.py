@@ -14,8 +14,8 @@ from paceline.io.files import read_json, read_sealed, write_atomic, write_json, 
 from results import expect_error
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(handle: int) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    def fail(handle):
         raise OSError(28, "No space left on device")
 
     file, usual = tmp_path / "a.txt", tmp_path / "usual"
@@ -30,7 +30,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "usual"}
 
 
-def test_json_keeps_order_and_drops_what_is_not_finite(tmp_path: Path) -> None:
+def test_json_keeps_order_and_drops_what_is_not_finite(tmp_path):
     file = tmp_path / "a.json"
     numbers = {"np": np.float32(0.5), "nan": np.float64("nan"), "array": np.array([1.0, -math.inf])}
     write_json(file, {"z": 1, "a": [1.5, math.nan, (math.inf,)], "path": Path("/x"), **numbers, "é": True})
@@ -44,7 +44,7 @@ def test_json_keeps_order_and_drops_what_is_not_finite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1', b"[1]", b"\xff\x00", b"[" * 100_000])
-def test_a_damaged_file_is_a_user_error(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_a_user_error(tmp_path, content):
     file = tmp_path / "summary.json"
     with expect_error("not-found", str(file)):
         read_json(file)
@@ -53,7 +53,7 @@ def test_a_damaged_file_is_a_user_error(tmp_path: Path, content: bytes) -> None:
         read_json(file)
 
 
-def test_a_changed_digit_of_sealed_values_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_digit_of_sealed_values_is_noticed(tmp_path):
     file = tmp_path / "a.json"
     value = {"b": (1, 2), "a": {10: np.float32(0.5), 9: math.nan}, "c": "é"}
     write_sealed(file, value)

@@ -1,9 +1,6 @@
 """Loggers get the numbers, go on after a resume, and never end a run."""
 
 import importlib.util
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,38 +15,38 @@ SPEC = build_spec({"name": "mine", "train": {"lr": 0.25}})
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def run(tmp_path):
     return RunDir.claim(tmp_path, "mine", SPEC)
 
 
 class Broken:
     run_id = "x"
 
-    def __init__(self, run: RunDir, spec: Any, run_id: str | None) -> None:
+    def __init__(self, run, spec, run_id):
         self.calls = 0
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step, values):
         self.calls += 1
         raise ConnectionError("server gone\nand more")
 
-    def close(self, status: str = "finished") -> None:
+    def close(self, status="finished"):
         raise ConnectionError("server gone")
 
 
-def unopenable(run: RunDir, spec: Any, run_id: str | None) -> None:
+def unopenable(run, spec, run_id):
     raise ConnectionError("no route to host")
 
 
-def test_a_missing_package_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_rejected(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name, code in (("wandb", "not-installed"), ("abc", "unknown-name")):
         with expect_error(code, "train.loggers"):
             check_loggers((name,))
 
 
-def test_a_logger_that_fails_is_dropped_with_one_warning(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_fails_is_dropped_with_one_warning(run, monkeypatch):
     monkeypatch.setitem(module.KINDS, "tensorboard", Broken)
-    said: list[str] = []
+    said = []
     (logger,) = open_loggers(("tensorboard",), run, SPEC, said.append)
     for step in range(3):
         logger.log(step, {"loss": 1.0})
@@ -59,19 +56,19 @@ def test_a_logger_that_fails_is_dropped_with_one_warning(run: RunDir, monkeypatc
     ]
 
 
-def test_a_logger_that_cannot_be_opened(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_cannot_be_opened(run, monkeypatch):
     monkeypatch.setitem(module.KINDS, "tensorboard", unopenable)
     with expect_error("unavailable", "train.loggers"):
         open_loggers(("tensorboard",), run, SPEC)
     monkeypatch.setitem(module.KINDS, "tensorboard", Broken)
     assert len(open_loggers(("tensorboard",), run, SPEC)) == 1
     monkeypatch.setitem(module.KINDS, "tensorboard", unopenable)
-    said: list[str] = []
+    said = []
     assert open_loggers(("tensorboard",), run, SPEC, said.append) == []
     assert said[0].endswith("no route to host; training continues without it")
 
 
-def log_twice(name: str, run: RunDir, **more: Any) -> str:
+def log_twice(name, run, **more):
     """Log four steps, half of them by a run that was resumed; return the id that both had."""
     ids = set()
     for first, status in ((1, "stopped"), (3, "finished")):
@@ -84,7 +81,7 @@ def log_twice(name: str, run: RunDir, **more: Any) -> str:
     return run_id
 
 
-def test_trackio(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio(run, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(run.path / "trackio"))
     pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
@@ -94,7 +91,7 @@ def test_trackio(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [i / 4 for i in (1, 2, 3, 4)]
 
 
-def test_tensorboard(run: RunDir) -> None:
+def test_tensorboard(run):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -105,7 +102,7 @@ def test_tensorboard(run: RunDir) -> None:
     assert [(event.step, event.value) for event in found.Scalars("loss")] == [(i, i / 4) for i in (1, 2, 3, 4)]
 
 
-def test_wandb_offline(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline(run, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -115,7 +112,7 @@ def test_wandb_offline(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(file.stat().st_size > 0 for file in files)
 
 
-def test_mlflow(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow(run, monkeypatch):
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
 

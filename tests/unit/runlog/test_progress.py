@@ -8,7 +8,6 @@ import pty
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -19,18 +18,18 @@ from paceline.runlog.progress import COPY_BYTES_S, WRITE_BYTES_S, PauseSchedule,
 from paceline.trainer.loop import is_due
 
 
-def step(number: int, **values: Any) -> dict[str, Any]:
+def step(number, **values):
     times = {"step_s": 0.1, "data_s": 0.001, "compute_s": 0.091, "comm_s": 0.03, "exposed_s": 0.008}
     return {"kind": "step", "step": number, "samples": number * 100, "loss": 0.5, "batch": 100, **times, **values}
 
 
 class Time:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.now = 1000.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
 
 
-def test_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines(monkeypatch):
     time, out = Time(monkeypatch), io.StringIO()
     with Progress(1000, stream=out) as progress:
         progress.say("128 global = 16 per pass × 4 ranks")
@@ -48,7 +47,7 @@ def test_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_long_run_logs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_logs_less_often(monkeypatch):
     time, out = Time(monkeypatch), io.StringIO()
     with Progress(10**9, stream=out) as progress:
         for number in range(1, 24 * 360):
@@ -59,7 +58,7 @@ def test_a_long_run_logs_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkeypatch):
     """20 steps of 1 s, an evaluation of 6 s and a checkpoint of 1 s after each 5."""
     time, out = Time(monkeypatch), io.StringIO()
     with Progress(2000, stream=out, pauses=PauseSchedule(20, 5, 5, evaluated=1800)) as progress:
@@ -79,18 +78,17 @@ def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkey
     assert "took 0:38" in lines[-1]
 
 
-def test_one_rank_has_nothing_exposed_and_nan_is_said() -> None:
+def test_one_rank_has_nothing_exposed_and_nan_is_said():
     out = io.StringIO()
     with Progress(1000, stream=out) as progress:
         progress.step(step(1, comm_s=0.0, exposed_s=0.0, loss=math.nan))
-        progress.step(step(2, comm_s=None, exposed_s=None, loss=None))
-        progress.step({"step": 3, "samples": 300})
+        progress.step({"step": 3, "samples": 300, "comm_s": None, "loss": None})
     first, last = out.getvalue().splitlines()
     assert first.endswith("loss nan  eta 0:01  compute 91 % data 1 %")
     assert last.startswith(" 30 %  step 3")
 
 
-def test_going_back_starts_a_new_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_back_starts_a_new_window(monkeypatch):
     time, out = Time(monkeypatch), io.StringIO()
     with Progress(10_000, stream=out) as progress:
         for number in (50, 51, 20, 21):
@@ -102,7 +100,7 @@ def test_going_back_starts_a_new_window(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("rate", [1e-3, 1.0, 1234.5, 9.9e6])
 @pytest.mark.parametrize("width", [1, 20, 40, 79, 99, 100])
-def test_a_live_line_fits(rate: float, width: int) -> None:
+def test_a_live_line_fits(rate, width):
     for done in (0, 500, 1000):
         progress = Progress(1000, stream=io.StringIO())
         progress.step(step(1_234_567, samples=done, epoch=12, step_s=100 / rate))
@@ -111,7 +109,7 @@ def test_a_live_line_fits(rate: float, width: int) -> None:
         assert len("  ".join(module._drop_parts(parts, 100).values())) <= 100
 
 
-def test_an_unusual_stream_does_not_end_the_run() -> None:
+def test_an_unusual_stream_does_not_end_the_run():
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with Progress(1000, stream=out) as progress:
         progress.say("16 × 4 ≈ 60 \N{SNOWMAN}")
@@ -137,7 +135,7 @@ print("done", "rich" in sys.modules)
 """
 
 
-def in_terminal(**environment: str) -> str:
+def in_terminal(**environment):
     ours, theirs = pty.openpty()
     clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")}
     env = {**clean, "COLUMNS": "90", "LINES": "20", "PYTHONIOENCODING": "utf-8", **environment}
@@ -153,7 +151,7 @@ def in_terminal(**environment: str) -> str:
 
 
 @pytest.mark.parametrize("colour", [{}, {"NO_COLOR": "1"}])
-def test_on_a_terminal_one_line_is_drawn_over(colour: dict[str, str]) -> None:
+def test_on_a_terminal_one_line_is_drawn_over(colour):
     written = in_terminal(TERM="xterm-256color", **colour)
     assert bool(re.search(r"\x1b\[[\d;]*3\dm", written)) == (not colour)
     assert written.count("\x1b[2K") >= 10
@@ -164,7 +162,7 @@ def test_on_a_terminal_one_line_is_drawn_over(colour: dict[str, str]) -> None:
     assert "100 % ━━━━" in plain
 
 
-def test_a_dumb_terminal_and_a_pipe_get_plain_lines_even_if_colour_is_forced() -> None:
+def test_a_dumb_terminal_and_a_pipe_get_plain_lines_even_if_colour_is_forced():
     for term in ("dumb", ""):
         written = in_terminal(TERM=term)
         assert "\x1b" not in written
@@ -176,7 +174,7 @@ def test_a_dumb_terminal_and_a_pipe_get_plain_lines_even_if_colour_is_forced() -
     assert written.endswith("done False\n")
 
 
-def test_units() -> None:
+def test_units():
     given = (0, 1234567, 0.87314, 12.5, 1234.56, 3.21e-6, None, -math.inf)
     assert [*map(number, given)] == ["0", "1,234,567", "0.8731", "12.5", "1,235", "3.21e-06", "nan", "-inf"]
     given = (0.0004, 0.0482, 0.9999, 12.34, 59.99, 7500, 86400 * 4.25)

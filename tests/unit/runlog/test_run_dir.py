@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import paceline
-from paceline.config import DEFAULT, RunSpec, build_spec, load
+from paceline.config import DEFAULT, build_spec, load
 from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
 from results import expect_error
@@ -40,7 +40,7 @@ cluster: local
 """)
 
 
-def test_every_field_survives(tmp_path: Path) -> None:
+def test_every_field_survives(tmp_path):
     spec = build_spec(
         EVERYTHING, {"train.lr": "my file.yaml line 3", "data": "a#b.yaml line 9", "data.label": "command line"}
     )
@@ -58,7 +58,7 @@ def test_every_field_survives(tmp_path: Path) -> None:
     assert RunDir.claim(tmp_path, "y", made).spec() == made
 
 
-def test_origins_survive(tmp_path: Path) -> None:
+def test_origins_survive(tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text("name: mine\ntrain: {lr: 3e-4,\n  loggers: [tensorboard]}\ndata:\n  source: csv\n  path: x.csv\n")
     spec = load(file, ["train.seed=3", "parallel=auto"])
@@ -77,7 +77,7 @@ def test_origins_survive(tmp_path: Path) -> None:
     assert load(run.spec_file).origin("train.seed").startswith("spec.yaml line")
 
 
-def test_relative_paths_mean_the_same_from_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_mean_the_same_from_the_run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = build_spec({"data": {"source": "csv", "path": "x.csv"}})
     run = RunDir.claim(Path("runs"), "x", spec)
@@ -99,7 +99,7 @@ class Mine(Workload):
 """
 
 
-def test_a_workload_of_ones_own_with_nested_values(tmp_path: Path) -> None:
+def test_a_workload_of_ones_own_with_nested_values(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     model = {"tree": {"a": {"b": 1, "no": [1, 2.5]}, "c d": {}}, "names": ["a\nb", "#x", "1"]}
     model["note"] = "two\nlines: \u2028 \x07"
@@ -107,14 +107,14 @@ def test_a_workload_of_ones_own_with_nested_values(tmp_path: Path) -> None:
     assert RunDir.claim(tmp_path, "x", spec).spec() == spec
 
 
-def test_the_workload_is_read_from_its_line_or_from_all_of_the_spec(tmp_path: Path) -> None:
+def test_the_workload_is_read_from_its_line_or_from_all_of_the_spec(tmp_path):
     run = RunDir.claim(tmp_path, "a", build_spec({"workload": "lm"}))
     assert run.recorded_workload() == "lm"
     run.spec_file.write_text("{workload: lm}")
     assert run.recorded_workload() == "lm"
 
 
-def test_names_are_numbered(tmp_path: Path) -> None:
+def test_names_are_numbered(tmp_path):
     (tmp_path / "a-2").write_text("a file, not a run")
     runs = [RunDir.claim(tmp_path, "a", build_spec({})) for _ in range(3)]
     assert [run.path.name for run in runs] == ["a", "a-3", "a-4"]
@@ -122,7 +122,7 @@ def test_names_are_numbered(tmp_path: Path) -> None:
     assert RunDir.open(runs[0].path) == RunDir.open(runs[0].spec_file) == runs[0]
 
 
-def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
+def test_two_processes_never_share_a_folder(tmp_path):
     code = textwrap.dedent("""
         import sys
         from pathlib import Path
@@ -143,9 +143,7 @@ def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
     assert set(names) == {"same", *(f"same-{i}" for i in range(2, 61))}
 
 
-def test_a_place_that_cannot_be_written_is_rejected_and_left_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_cannot_be_written_is_rejected_and_left_as_it_was(tmp_path, monkeypatch):
     for name in ("", "..", "a/b"):
         with expect_error("invalid-value", "name"):
             RunDir.claim(tmp_path, name, build_spec({}))
@@ -154,7 +152,7 @@ def test_a_place_that_cannot_be_written_is_rejected_and_left_as_it_was(
         RunDir.claim(tmp_path / "file" / "runs", "x", build_spec({}))
     (tmp_path / "file").unlink()
 
-    def fail(handle: int) -> None:
+    def fail(handle):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
@@ -163,7 +161,7 @@ def test_a_place_that_cannot_be_written_is_rejected_and_left_as_it_was(
     assert not list(tmp_path.iterdir())
 
 
-def test_open_says_what_is_missing_and_what_there_is(tmp_path: Path) -> None:
+def test_open_says_what_is_missing_and_what_there_is(tmp_path):
     runs = tmp_path / "runs"
     for number in range(14):
         run = RunDir.claim(runs, f"run{number:02}", build_spec({}))
@@ -182,20 +180,20 @@ def test_open_says_what_is_missing_and_what_there_is(tmp_path: Path) -> None:
     ("text", "why"),
     [("a: [1", "damaged at line"), ("", "no sections"), ("train: {lr: -1}", "train.lr"), ("\x00", "damaged")],
 )
-def test_a_damaged_spec_is_a_user_error(tmp_path: Path, text: str, why: str) -> None:
+def test_a_damaged_spec_is_a_user_error(tmp_path, text, why):
     run = RunDir.claim(tmp_path, "a", build_spec({}))
     run.spec_file.write_text(text)
     with pytest.raises(UserError, match=rf"(?s)spec\.yaml.*{why}"):
         run.spec()
 
 
-def test_reading_a_run_needs_neither_torch_nor_rich(tmp_path: Path) -> None:
+def test_reading_a_run_needs_neither_torch_nor_rich(tmp_path):
     code = "import sys, paceline.runlog.run_dir, paceline.runlog.events; print({'torch', 'rich'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "events"])
-def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_path: Path) -> None:
+def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_path):
     one, other = (RunDir.claim(tmp_path, "r", build_spec({})) for _ in range(2))
     (one.path / name).rename(tmp_path / name)
     (one.path / name).symlink_to(tmp_path / name)
@@ -208,22 +206,20 @@ def test_a_folder_of_a_run_may_lie_elsewhere_but_not_in_another_run(name, tmp_pa
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(monkeypatch):
     monkeypatch.setattr("paceline.runlog.run_dir.PATIENCE_S", 0.1)
 
 
-def test_one_process_trains_a_run_at_a_time(tmp_path: Path, impatient: None) -> None:
+def test_one_process_trains_a_run_at_a_time(tmp_path, impatient):
     run = RunDir.claim(tmp_path, "r", build_spec({}))
-    said: list[str] = []
+    said = []
     with run.lock(said.append), expect_error("busy"), run.lock(said.append):
         pass
     with run.lock(said.append):
         assert len(said) == 1
 
 
-def test_a_run_that_is_being_trained_is_rejected_before_a_rank_starts(
-    small: RunSpec, tmp_path: Path, impatient: None
-) -> None:
+def test_a_run_that_is_being_trained_is_rejected_before_a_rank_starts(small, tmp_path, impatient):
     run = RunDir.claim(tmp_path, "r", small.replace({"parallel.ranks": 2, "parallel.timeout_s": 0.1}))
     with run.lock(print) as held, expect_error("busy"):
         paceline.resume(run.path, show=False)
