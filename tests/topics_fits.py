@@ -45,8 +45,7 @@ def small_fit(documents=60, k=3, seed=0, **facts):
     X, _, terms = collection(documents, k, seed=seed)
     L, F, losses = em(X, k)
     facts = {"terms": terms, "names": [f"paper {at}" for at in range(documents)], "passes": 200} | facts
-    made = TopicFit(L.astype(np.float32), F.astype(np.float32), losses, **facts)
-    return X, made
+    return X, TopicFit(L.astype(np.float32), F.astype(np.float32), losses, **facts)
 
 
 def page_data(text):

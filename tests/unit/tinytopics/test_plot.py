@@ -8,7 +8,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import ListedColormap
 
 from paceline.tinytopics.plot import (
     convert_lab_to_rgb,
@@ -98,14 +97,12 @@ def test_colours_in_cielab_are_the_standards():
     np.testing.assert_allclose(convert_lab_to_rgb(convert_rgb_to_lab(some)), some, atol=1e-9)
 
 
-@pytest.mark.parametrize("n", [1, 10, 11, 60])
+@pytest.mark.parametrize("n", [1, 10, 60])
 def test_a_scale_has_the_colours_asked_for(n):
-    scale = scale_color_tinytopics(n)
-    colours = np.asarray(scale.colors)
-    assert isinstance(scale, ListedColormap)
+    colours = np.asarray(scale_color_tinytopics(n).colors)
     assert colours.shape == (n, 3)
     assert 0 <= colours.min() <= colours.max() <= 1
-    np.testing.assert_allclose(colours[0], pal_tinytopics("rgb")[0], atol=1e-6)
+    ends = pal_tinytopics("rgb")[[0, min(n, 10) - 1]]
+    np.testing.assert_allclose(colours[[0, -1]], ends, atol=1e-6)
     if n > 10:
-        np.testing.assert_allclose(colours[-1], pal_tinytopics("rgb")[-1], atol=1e-6)
         assert np.abs(np.diff(colours, axis=0)).max() < 0.8, "a curve, not a jump"

@@ -186,9 +186,6 @@ def test_search_and_the_views_of_a_term_and_a_document(browser, explored):
         assert shown.locator("#chosen h2").inner_text() == "paper 33"
         assert "80 words" in shown.locator("#chosen .told").inner_text()
         assert shown.locator("#chosen .bar .badge").first.inner_text() == str(made.L[33].argmax())
-        assert shown.locator("#found").is_hidden()
-        shown.locator("#find").fill("nothing like it")
-        assert "no term" in shown.locator("#found").inner_text()
         shown.locator(".back").click()
         shown.locator("#list").focus()
         before = shown.evaluate("document.documentElement.dataset.shown")
@@ -203,11 +200,6 @@ def test_dark_phone_and_print(browser, explored):
         for at in ("#topic-1", "#term-0", "#document-3"):
             shown.evaluate(f"location.hash = '{at}'")
             assert shown.evaluate("document.documentElement.scrollWidth") <= 390
-        colours = """() => { const canvas = document.querySelector("canvas");
-          const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-          const pixels = Array.from({ length: data.length / 4 }, (_, i) => data.slice(4 * i, 4 * i + 3).join());
-          return new Set(pixels).size; }"""
-        assert shown.evaluate(colours) >= 3
         shown.locator("#theme").click()
         assert shown.evaluate(back) == "rgb(248, 250, 252)"
         shown.locator("#theme").click()
@@ -218,8 +210,6 @@ def test_dark_phone_and_print(browser, explored):
             shown.wait_for_timeout(20)
         assert shown.evaluate(back) == "rgb(255, 255, 255)"
         assert shown.locator("#table tbody tr").count() == 3
-        assert shown.locator("#table").is_visible()
-        assert shown.pdf(format="A4").startswith(b"%PDF")
 
 
 def test_texts_are_shown_as_they_begin_and_are_harmless():

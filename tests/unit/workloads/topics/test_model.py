@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from paceline.errors import RunFailed, UserError
 from paceline.workloads.topics.counts.matrices import to_dense, to_sparse
 from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.result import model
 from paceline.workloads.topics.result.model import TopicFit, align_topics, find_largest, sort_documents
 from paceline.workloads.topics.result.new_documents import split_in_halves
 from results import expect_error
@@ -35,31 +36,16 @@ def same(a, b):
 
 
 @QUICK
-@given(
-    n=st.integers(1, 4), k=st.integers(1, 3), m=st.integers(1, 5), data=st.data(),
-    losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=4),
-)  # fmt: skip
-def test_what_is_saved_is_loaded(tmp_path, n, k, m, data, losses):
-    numbers = st.floats(0, 1, width=32)
-    named = data.draw(st.booleans())
-    made = TopicFit(
-        data.draw(arrays(np.float32, (n, k), elements=numbers)),
-        data.draw(arrays(np.float32, (k, m), elements=numbers)),
-        losses,
-        terms=data.draw(st.lists(TEXT, min_size=m, max_size=m)) if named else None,
-        names=data.draw(st.lists(TEXT, min_size=n, max_size=n)) if named else None,
-        passes=7, converged=True, stopped_because="gain", seconds=1.5,
-        settings={"seed": 3, "text": {"markup": True}, "at": data.draw(TEXT)},
-    )  # fmt: skip
-    same(made, TopicFit.load(made.save(tmp_path / "fit.safetensors")))
-
-
-def test_long_lists_of_names_go_beside_the_arrays(tmp_path, fitted, monkeypatch):
-    from paceline.workloads.topics.result import model
-
-    monkeypatch.setattr(model, "HEADER_BYTES", 100)
-    path = fitted[1].save(tmp_path / "fit.safetensors")
-    same(fitted[1], TopicFit.load(path))
+@given(terms=st.lists(TEXT, min_size=36, max_size=36), loss=st.floats(), header_bytes=st.sampled_from([100, 1 << 20]))
+def test_what_is_saved_is_loaded(tmp_path, fitted, terms, loss, header_bytes):
+    """Long lists of names go beside the arrays."""
+    loss = loss if math.isfinite(loss) else 0.5
+    made = replace(fitted[1], terms=terms, loss=loss, converged=True, settings={"text": {"at": terms[0]}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "HEADER_BYTES", header_bytes)
+        same(made, TopicFit.load(made.save(tmp_path / "fit.safetensors")))
+    bare = replace(made, terms=None, names=None, losses=[])
+    same(bare, TopicFit.load(bare.save(tmp_path / "fit.safetensors")))
 
 
 @QUICK

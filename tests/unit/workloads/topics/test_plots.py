@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -93,23 +92,6 @@ def test_a_structure_needs_shares():
         plot_structure(np.full((3, 2), -1.0))
     with pytest.raises(UserError, match="a fit or an array"):
         plot_structure([1, 2])
-
-
-def test_labels_of_terms_do_not_overlap():
-    chance = np.random.default_rng(0)
-    F = chance.dirichlet(np.full(40, 0.2), 7)
-    names = [chance.choice(["short", "a very very long compound term of many words"]) + f" {at}" for at in range(40)]
-    figure = plot_top_terms(F, n_top_terms=12, term_names=names)
-    figure.canvas.draw()
-    drawing = figure.canvas.get_renderer()
-    charts = [axes for axes in figure.axes if axes.get_visible()]
-    assert len(charts) == 7
-    boxes = [label.get_window_extent(drawing) for axes in charts for label in axes.get_yticklabels()]
-    boxes += [axes.patch.get_window_extent(drawing) for axes in charts]
-    assert len(boxes) == 7 * 13
-    inner = [box.shrunk(0.98, 0.8) for box in boxes]
-    assert not any(a.overlaps(b) for a, b in combinations(inner, 2))
-    assert all(box.x0 >= 0 for box in boxes)
 
 
 def test_terms_are_written_as_they_are(tmp_path):

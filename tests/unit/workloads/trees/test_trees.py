@@ -269,7 +269,6 @@ def test_what_columns_add_is_the_whole_margin(spec, folder, tmp_path, library):
     added, margins = fitted.contributions(X), fitted.margins(X)
     assert added.shape == (20, 3, 5)
     assert added.sum(2) - added.sum(2)[0] == pytest.approx(margins - margins[0], abs=1e-4)
-    assert (fitted.rounds, fitted.leaves > 18) == (6, True)
     recorded = run.path / "spec.yaml"
     recorded.write_text(recorded.read_text().replace(str(folder / "cache"), str(tmp_path / "nowhere")))
     draw_tree_plots(run.path)
