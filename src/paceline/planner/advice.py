@@ -14,6 +14,7 @@ from paceline.layout import ZERO_STAGES, Layout, layout_of
 from paceline.planner.candidates import LayoutConstraints, PricedLayout, family_name
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.formulas.placement import Reduction
+from paceline.planner.rows import EQUALLY_FAST
 from paceline.planner.search import search_layouts
 from paceline.planner.target import resolve_target
 
@@ -70,6 +71,21 @@ def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
         yield f"Input holds a step up for {duration(price.time.data_s)}: store samples smaller, or keep them in memory."
     yield from _suggest_even_batch(price.layout)
     yield from _suggest_precision(cost_model, price)
+
+
+def advise_few_devices(plan: Plan, device: str, step: str, lost: str) -> Iterator[str]:
+    """Say how long a pass takes on one device, and what it would gain and lose on the most, if one is chosen."""
+    assert plan.chosen is not None
+    chosen, most = plan.chosen, plan.rows[-1]
+    takes = f"{step} takes {duration(chosen.price.step_s)}"
+    if most.devices == 1:
+        yield f"One {device}: {takes}."
+    elif chosen.devices == 1:
+        as_long = most.speedup > 1 and most.run_s * EQUALLY_FAST >= chosen.run_s
+        sooner = ", and the whole fit would end less than 5 % sooner" if as_long else ""
+        would = f"{most.devices} would run at {format_times(most.speedup)}{sooner}"
+        work = duration(most.price.time.compute_s)
+        yield f"Stay on one {device}, where {takes}: {would}. Each would work {work} and {lost}."
 
 
 def _suggest_even_batch(layout: Layout) -> Iterator[str]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -24,33 +23,17 @@ from paceline.workloads.topics.files.datasets import MatrixRows, NumpyDiskDatase
 from paceline.workloads.topics.files.disk_counts import read_npy
 from paceline.workloads.topics.files.reading import read_counts
 
-__all__ = ["IndexTrackingDataset", "NumpyDiskDataset", "TorchDiskDataset"]
+__all__ = ["NumpyDiskDataset", "TorchDiskDataset"]
 
 SMALL_BYTES, MEMORY_SHARE = 256 << 20, 1 / 8
-"""Datasets up to so many bytes as float32, or so much of the machine's memory for all ranks, are read once and kept."""
-
-
-class IndexTrackingDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Another dataset whose samples are (row, number of the row), so that they keep their numbers when shuffled."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self.is_tensor = isinstance(dataset, Tensor)
-        shape = getattr(dataset, "shape", None)
-        self.shape: tuple[int, ...] = (len(dataset), len(dataset[0])) if shape is None else tuple(shape)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
-        return self.dataset[idx], torch.tensor(idx)
+"""Bytes, or share of the machine's memory for all ranks, up to which datasets are kept, by their size as float32."""
 
 
 def open_counts(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:
     """Return the counts in X, numbers of any kind from 0 up. `on_device`: a tensor on a GPU stays there."""
     if not isinstance(X, Dataset):
         counts = read_counts(X, fractional=True, on_device=on_device)
-    elif not isinstance(X, MatrixRows) or not X.all_rows or (isinstance(X, TorchDiskDataset) and not X.mmap_supported):
+    elif not isinstance(X, MatrixRows) or not X.all_rows:
         counts = DatasetCounts(X, fractional=True)
     elif isinstance(X, NumpyDiskDataset) and X.data_path is not None:  # without names of terms beside the file
         counts = read_npy(X.data_path, fractional=True)

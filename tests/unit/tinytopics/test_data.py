@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.errors import UserError
-from paceline.tinytopics.data import IndexTrackingDataset, NumpyDiskDataset, TorchDiskDataset
+from paceline.tinytopics.data import NumpyDiskDataset, TorchDiskDataset
 from results import expect_error
 
 X = np.arange(20, dtype=np.int32).reshape(5, 4)
@@ -17,17 +17,15 @@ X = np.arange(20, dtype=np.int32).reshape(5, 4)
 def files(tmp_path):
     np.save(tmp_path / "x.npy", X)
     torch.save(torch.from_numpy(X), tmp_path / "x.pt")
-    torch.save(torch.from_numpy(X), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     return tmp_path
 
 
-@pytest.fixture(params=["array", "npy", "pt", "old"])
+@pytest.fixture(params=["array", "npy", "pt"])
 def dataset(request, files):
     return {
         "array": lambda **chosen: NumpyDiskDataset(X, **chosen),
         "npy": lambda **chosen: NumpyDiskDataset(str(files / "x.npy"), **chosen),
         "pt": lambda **chosen: TorchDiskDataset(files / "x.pt", **chosen),
-        "old": lambda **chosen: TorchDiskDataset(str(files / "old.pt"), **chosen),
     }[request.param]
 
 
@@ -61,17 +59,8 @@ def test_a_file_is_mapped_when_a_row_is_read_and_not_sent_to_workers(files, kind
     assert torch.equal(copy[3], dataset[3])
 
 
-def test_rows_keep_their_numbers_when_they_are_shuffled(dataset):
-    tracked = IndexTrackingDataset(dataset())
-    assert (len(tracked), tracked.shape, tracked.is_tensor) == (5, (5, 4), False)
-    row, number = tracked[3]
-    assert (row.tolist(), number.item()) == (X[3].tolist(), 3)
-    assert IndexTrackingDataset(list(torch.from_numpy(X))).shape == (5, 4)
-
-
-@pytest.mark.parametrize("new", [True, False])
-def test_a_file_with_more_than_a_tensor_is_rejected(tmp_path, new):
-    torch.save({"counts": torch.ones(2)}, tmp_path / "x.pt", _use_new_zipfile_serialization=new)
+def test_a_file_with_more_than_a_tensor_is_rejected(tmp_path):
+    torch.save({"counts": torch.ones(2)}, tmp_path / "x.pt")
     with pytest.raises(ValueError, match="holds a dict"):
         TorchDiskDataset(tmp_path / "x.pt")
     (tmp_path / "x.pt").write_bytes(b"nothing")

@@ -17,14 +17,13 @@ import numpy as np
 
 from paceline.data.files import invalid_data
 from paceline.data.order import derive_key, mix
-from paceline.data.prepared_table import draw_rows
 from paceline.data.tables import check_columns, check_table, format_label, iter_rows, table_kind
 from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn
 
 BLOCK = 2048
-HELD_OUT, FOLD = 11, 12  # random streams
+HELD_OUT_ROWS, FOLD = 11, 12  # random streams
 MAX_SEEN = 0.5  # else the table is rejected
 Row = dict[str, Any]
 
@@ -95,12 +94,6 @@ def read_labelled_rows(path: Path, label: str, key: str) -> RowSet:
     if not labels:
         raise invalid_data(f"{file}: there are no rows")
     return RowSet(file, np.arange(len(labels)), tuple(labels))
-
-
-def split_held_out(rows: RowSet, fraction: float, seed: int) -> tuple[RowSet, RowSet]:
-    """Return (the rest, rows to test on), which depend on row numbers and the seed alone."""
-    chosen = draw_rows(rows.numbers, fraction, seed, HELD_OUT)
-    return rows.select(~chosen), rows.select(chosen)
 
 
 def assign_folds(rows: RowSet, folds: int, seed: int) -> np.ndarray:

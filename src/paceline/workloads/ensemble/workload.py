@@ -16,6 +16,7 @@ import torch
 
 from paceline.config import RunSpec, load
 from paceline.data.files import hash_files, invalid_data
+from paceline.data.prepared_table import draw_rows
 from paceline.data.tables import table_kind
 from paceline.errors import PacelineError, UserError, join_names
 from paceline.io.files import hash_value
@@ -352,7 +353,8 @@ class Ensemble(PassWorkload):
     def _hold_out_rows(self, rows: RowSet, fraction: float) -> tuple[RowSet, RowSet]:
         data = self._data
         if data.test_path is None:
-            return table_rows.split_held_out(rows, fraction, self.spec.train.seed)
+            chosen = draw_rows(rows.numbers, fraction, self.spec.train.seed, table_rows.HELD_OUT_ROWS)
+            return rows.select(~chosen), rows.select(chosen)
         if data.test_fraction is not None:
             message = "data.test_path and data.test_fraction exclude each other; leave one out"
             raise UserError(message, code="conflict", key="data.test_fraction")

@@ -14,14 +14,13 @@ from paceline.hardware.catalogue import Device
 from paceline.hardware.failures import find_slowest
 from paceline.io.format import duration, format_quantity, size
 from paceline.layout import Layout
-from paceline.planner.advice import format_times
+from paceline.planner.advice import advise_few_devices, format_times
 from paceline.planner.candidates import PricedLayout
 from paceline.planner.cost_model import TIME_TERMS, PassCostModel, PlanWording, rows_per_rank
 from paceline.planner.formulas.compute import matmul_rate
 from paceline.planner.formulas.memory import DeviceMemory
 from paceline.planner.formulas.placement import DTYPE_SIZES, Physics
 from paceline.planner.formulas.step_time import StepTime, all_reduce_s, build_group, exposed_s
-from paceline.planner.rows import EQUALLY_FAST
 from paceline.planner.target import PricedCluster
 from paceline.workloads.topics import sizes
 
@@ -248,34 +247,21 @@ class TopicsCostModel(PassCostModel):
 
     def advice(self, plan: "Plan") -> Iterator[str]:
         assert plan.chosen is not None
-        chosen, most, counts = plan.chosen, plan.rows[-1], self.counts
-        p = chosen.price
-        if most.devices == 1:
-            yield f"One device: a pass over all documents takes {duration(p.step_s)}."
-        elif chosen.devices == 1:
-            slow = most.price.time
-            as_long = most.speedup > 1 and most.run_s * EQUALLY_FAST >= chosen.run_s
-            sooner = ", and the whole fit would end less than 5 % sooner" if as_long else ""
-            yield (
-                f"Stay on one device, where a pass takes {duration(p.step_s)}: {most.devices} would run at "
-                f"{format_times(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and spend "
-                f"{duration(slow.comm_s + slow.update_s + slow.overhead_s)} on what does not shrink: sums over ranks, "
-                "topics, launches."
-            )
-        else:
-            yield (
-                f"{chosen.devices} devices will run at {format_times(chosen.speedup)}: in each pass one reads "
-                f"{size(counts.documents * counts.document_bytes / chosen.devices)} of counts, works "
-                f"{duration(p.time.compute_s)}, and adds up {size(4.0 * counts.k * counts.terms)} with the others in "
-                f"{duration(p.time.comm_s)}."
-            )
+        chosen, slow, counts = plan.chosen, plan.rows[-1].price.time, self.counts
+        p, fixed = chosen.price, duration(slow.comm_s + slow.update_s + slow.overhead_s)
+        lost = f"spend {fixed} on what does not shrink: sums over ranks, topics, launches"
+        yield from advise_few_devices(plan, "device", "a pass over all documents", lost)
+        if chosen.devices > 1:
+            part = size(counts.documents * counts.document_bytes / chosen.devices)
+            sums = f"{size(4.0 * counts.k * counts.terms)} with the others in {duration(p.time.comm_s)}"
+            does = f"reads {part} of counts, works {duration(p.time.compute_s)}, and adds up {sums}"
+            yield f"{chosen.devices} devices will run at {format_times(chosen.speedup)}: in each pass one {does}."
         if p.waits_for_data:
             where = "disk" if p.memory.disk_bytes else "host memory"
             amount = size(p.memory.disk_bytes or p.memory.host_bytes)
             yield (
                 f"Counts do not fit: {amount} of each rank come from {where} in every pass, which waits "
-                f"{duration(p.time.data_s)} for them. More devices hold more; compact shards are smaller to read than "
-                ".npy."
+                f"{duration(p.time.data_s)} for them. More devices hold more; shards are smaller to read than .npy."
             )
 
 
@@ -327,10 +313,9 @@ def _inspect_counts(data: Any) -> tuple[sizes.CountsSize, str]:
     if (looked := probe_counts(data.path.expanduser(), options)) is not None:
         return looked
     found = read_counts(data.path, fractional=data.fractional, text=options)
-    same = ("documents", "terms", "sparse", "stored_bytes", "resident")
-    facts = {name: getattr(found, name) for name in same}
-    element_bytes = found.block(0, 1).parts[-1].itemsize
-    return sizes.CountsSize(**facts, nonzeros=float(found.weights().sum()), element_bytes=element_bytes), ""
+    facts: Any = {name: getattr(found, name) for name in ("documents", "terms", "sparse", "resident")}
+    facts |= {"nonzeros": float(found.weights().sum()), "stored_bytes": float(found.stored_bytes)}
+    return sizes.CountsSize(**facts, element_bytes=found.block(0, 1).parts[-1].itemsize), ""
 
 
 def _assume_counts(spec: RunSpec, documents: int, words: float | None) -> tuple[CountsShape, list[str]]:

@@ -8,13 +8,12 @@ from paceline.config import RunSpec
 from paceline.errors import UserError
 from paceline.io.format import duration, size
 from paceline.layout import Layout
-from paceline.planner.advice import format_times
+from paceline.planner.advice import advise_few_devices, format_times
 from paceline.planner.candidates import PricedLayout
 from paceline.planner.cost_model import TIME_TERMS, PassCostModel, PlanWording, rows_per_rank
 from paceline.planner.formulas.memory import DeviceMemory
 from paceline.planner.formulas.placement import DTYPE_SIZES
 from paceline.planner.formulas.step_time import StepTime, all_reduce_s, build_group
-from paceline.planner.rows import EQUALLY_FAST
 from paceline.planner.target import PricedCluster
 
 if TYPE_CHECKING:
@@ -149,25 +148,13 @@ class TreesCostModel(PassCostModel):
 
     def advice(self, plan: "Plan") -> Iterator[str]:
         assert plan.chosen is not None
-        chosen, most = plan.chosen, plan.rows[-1]
-        p = chosen.price
-        if most.devices == 1:
-            yield f"One rank: a round takes {duration(p.step_s)}."
-        elif chosen.devices == 1:
-            slow = most.price.time
-            as_long = most.speedup > 1 and most.run_s * EQUALLY_FAST >= chosen.run_s
-            sooner = ", and the whole fit would end less than 5 % sooner" if as_long else ""
-            yield (
-                f"Stay on one rank, where a round takes {duration(p.step_s)}: {most.devices} would run at "
-                f"{format_times(most.speedup)}{sooner}. Each would work {duration(slow.compute_s)} and wait "
-                f"{duration(slow.exposed_s)} for the histograms of the others."
-            )
-        else:
-            yield (
-                f"{chosen.devices} ranks will run at {format_times(chosen.speedup)}: a round takes "
-                f"{duration(p.time.compute_s)}, and {duration(p.time.comm_s)} to add up "
-                f"{size(self.grown.sent_bytes)} of histograms."
-            )
+        chosen, time = plan.chosen, plan.chosen.price.time
+        lost = f"wait {duration(plan.rows[-1].price.time.exposed_s)} for the histograms of the others"
+        yield from advise_few_devices(plan, "rank", "a round", lost)
+        if chosen.devices > 1:
+            sums = f"{duration(time.comm_s)} to add up {size(self.grown.sent_bytes)} of histograms"
+            speed = format_times(chosen.speedup)
+            yield f"{chosen.devices} ranks will run at {speed}: a round takes {duration(time.compute_s)}, and {sums}."
 
 
 def build_trees_cost_model(spec: RunSpec, samples: int | None, tokens: float | None) -> TreesCostModel:

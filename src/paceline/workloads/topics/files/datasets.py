@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from paceline.data.files import invalid_format
 from paceline.errors import InvalidData, UserError, get_first_line
 from paceline.workloads.topics.counts.matrices import Counts, check_matrix
 from paceline.workloads.topics.files.disk_counts import MappedCounts
@@ -84,34 +85,21 @@ class NumpyDiskDataset(MatrixRows):
 
 
 class TorchDiskDataset(MatrixRows):
-    """Rows of the one tensor in a file of torch.save, in its type. The file is mapped if its format allows it."""
-
-    mmap_supported = True
+    """Rows of the one tensor in a file of torch.save, in its type. The file is mapped."""
 
     def __init__(self, data: str | Path, indices: Sequence[int] | None = None) -> None:
         self.data_path = require_data_file(data)
-        try:
-            tensor = self._map_file()
-        except RuntimeError:  # the format of torch before 1.6
-            self.data = tensor = self._load_tensor(mmap=False)
-            self.mmap_supported = False
-        self.shape = tuple(tensor.shape)
+        self.shape = tuple(self._map_file().shape)
         self._choose_rows(indices)
 
     def __getitem__(self, idx: int) -> Tensor:
         return self._open_matrix()[self.indices[idx]]
 
     def _map_file(self) -> Tensor:
-        return self._load_tensor(mmap=True)
-
-    def _load_tensor(self, mmap: bool) -> Tensor:
         try:
-            found = torch.load(self.data_path, map_location="cpu", weights_only=True, mmap=mmap)
+            found = torch.load(self.data_path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:
-            if mmap and isinstance(error, RuntimeError):
-                raise
-            message = f"{self.data_path}: not a tensor that torch.save wrote ({get_first_line(error):.80})"
-            raise UserError(message, code="invalid-format") from None
+            raise invalid_format(f"{self.data_path}: no tensor of torch.save ({get_first_line(error):.200})") from None
         if not isinstance(found, Tensor):
             raise InvalidData(f"{self.data_path} must contain a single tensor, and holds a {type(found).__name__}")
         return found
@@ -119,7 +107,7 @@ class TorchDiskDataset(MatrixRows):
     def _read_all(self, fractional: bool) -> Counts:
         tensor = self._open_matrix()
         in_numpy = tensor.layout == torch.strided and not (tensor.dtype.itemsize == 2 and tensor.is_floating_point())
-        if not self.mmap_supported or not in_numpy:  # numpy has no bfloat16
+        if not in_numpy:  # which has no bfloat16
             return read_counts(tensor, fractional=fractional)
         array = tensor.numpy()
         check_matrix(array.shape, str(self.data_path), array.dtype)
