@@ -1,4 +1,4 @@
-"""What is reduced and how, and collectives over torch.distributed without gradients: start them, wait for handles."""
+"""What is reduced and how, and collectives over torch.distributed without gradients."""
 
 import functools
 import hashlib
@@ -82,7 +82,8 @@ class ReduceRule:
     def finish(self, buffer: Tensor, ranks: int) -> Tensor:
         """Scale the received buffer, in place if it is floating point."""
         if self.op is Average:
-            buffer = buffer.div_(ranks) if _can_scale_in_place(buffer) else (buffer.double() / ranks).to(buffer.dtype)
+            in_place = buffer.is_floating_point() or buffer.is_complex()
+            buffer = buffer.div_(ranks) if in_place else (buffer.double() / ranks).to(buffer.dtype)
         return scale_buffer(buffer, self.after)
 
 
@@ -90,11 +91,8 @@ def scale_buffer(buffer: Tensor, factor: float) -> Tensor:
     """Scale in the type of the buffer, in place if it is floating point; integers go through float64."""
     if factor == 1.0:
         return buffer
-    return buffer.mul_(factor) if _can_scale_in_place(buffer) else (buffer.double() * factor).to(buffer.dtype)
-
-
-def _can_scale_in_place(buffer: Tensor) -> bool:
-    return buffer.is_floating_point() or buffer.is_complex()
+    in_place = buffer.is_floating_point() or buffer.is_complex()
+    return buffer.mul_(factor) if in_place else (buffer.double() * factor).to(buffer.dtype)
 
 
 def resolve_rule(op: Operation | None, average: bool | None, before: float = 1.0, after: float = 1.0) -> ReduceRule:
@@ -119,7 +117,7 @@ class Handle(Generic[T]):
         self.works, self._finish = works, finish
 
     def done(self) -> bool:
-        """Return whether it has ended; in a world of one, where nothing is in flight, from the second call on."""
+        """Return whether it has ended; in a world of one from the second call on."""
         if self.works:
             return all(work.is_completed() for work in self.works)
         computed = "_result" in vars(self)
@@ -151,7 +149,7 @@ def start_named(kind: str, name: str | None, start: Callable[[], Handle[T]]) -> 
 
 
 def require_same_call(kind: str, *given: Any) -> None:
-    """Raise on all ranks unless they make the same call: torch.distributed would abort, wait or return a wrong sum."""
+    """Raise on all ranks unless they make the same call, since torch.distributed would abort, wait or sum wrongly."""
     if size() == 1 or not dist.is_gloo_available():
         return
     leaves = tree_leaves(given)
@@ -161,9 +159,10 @@ def require_same_call(kind: str, *given: Any) -> None:
     dist.all_gather(everyone, mine, group=barrier_group())
     if all(torch.equal(other, mine) for other in everyone):
         return
-    first, *others = gather_objects(call, barrier_group())
-    odd = next(number for number, other in enumerate(others, 1) if other != first)
-    theirs, ours = next(pair for pair in zip_longest(others[odd - 1], first, fillvalue="nothing") if pair[0] != pair[1])
+    calls = gather_objects(call, barrier_group())
+    odd = next(number for number, other in enumerate(calls) if other != calls[0])
+    pairs = zip_longest(calls[odd], calls[0], fillvalue="nothing")
+    theirs, ours = next((theirs, ours) for theirs, ours in pairs if theirs != ours)
     raise RuntimeError(f"{kind}: rank {odd} gives {theirs} and rank 0 {ours}; every rank must make the same calls")
 
 
@@ -195,11 +194,11 @@ def start_sparse_reduce(tensor: Tensor, rule: ReduceRule) -> Handle[Tensor]:
     shape, ranks = mine.shape, size()
     indices = start_gather(mine.indices().t().contiguous())
     values = start_gather(scale_buffer(mine.values().clone(), rule.before))
+    build = functools.partial(torch.sparse_coo_tensor, size=shape, check_invariants=False)
 
     def finish() -> Tensor:
-        summed = torch.sparse_coo_tensor(indices.wait().t(), values.wait(), shape, check_invariants=False).coalesce()
-        finished = rule.finish(summed.values(), ranks)
-        return torch.sparse_coo_tensor(summed.indices(), finished, shape, is_coalesced=True, check_invariants=False)
+        summed = build(indices.wait().t(), values.wait()).coalesce()
+        return build(summed.indices(), rule.finish(summed.values(), ranks), is_coalesced=True)
 
     return Handle([*indices.works, *values.works], finish)
 
@@ -232,8 +231,8 @@ def start_gather_row_counts(mine: Tensor) -> Handle[list[int]]:
     def finish() -> list[int]:
         shapes = [other.tolist() for other in everyone]
         if any(other[1:] != shapes[0][1:] for other in shapes):
-            problem = "the tensors differ between ranks in type or beyond the first dimension"
-            raise RuntimeError(f"{problem}; here {list(mine.shape)}")
+            here = f"here {list(mine.shape)}"
+            raise RuntimeError(f"the tensors differ between ranks in type or beyond the first dimension; {here}")
         return [other[0] for other in shapes]
 
     return Handle([dist.all_gather(everyone, sent, async_op=True)], finish)

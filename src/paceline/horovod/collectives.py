@@ -1,8 +1,8 @@
 """Horovod's collectives, blocking (differentiable), asynchronous and grouped.
 
-torch.distributed matches collectives by order, which must be the same on every rank, and not by `name=`: a name only
-must not be used twice at the same time. As in Horovod, the gradient of what every rank holds a copy of (gathered or
-broadcast) is averaged over ranks, so that a loss that all of them compute from it counts once.
+torch.distributed matches collectives by order, the same on every rank, and not by `name=`, which must not be used
+twice at a time. As in Horovod, the gradient of what every rank holds a copy of (gathered or broadcast) is averaged over
+ranks: a loss that all of them compute from it counts once.
 """
 
 import functools
@@ -39,7 +39,7 @@ def _resolve_rule(op: Operation | None, average: bool | None, factors: Factors) 
 
 
 class _Received(torch.autograd.Function):
-    """What a collective returned, with the gradient that `back` makes of its own for the tensor that was sent."""
+    """What a collective returned; `back` makes of its gradient that of the tensor that was sent."""
 
     @staticmethod
     def forward(ctx: Any, sent: Tensor, received: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
@@ -245,7 +245,8 @@ def _grouped_async(
             if call.arguments.get("name") is not None:
                 call.arguments["name"] = f"{call.arguments['name']}.{index}"
         handles = [start(*call.args, **call.kwargs) for call in bound]
-        return Handle([work for handle in handles for work in handle.works], lambda: [each.wait() for each in handles])
+        works = [work for handle in handles for work in handle.works]
+        return Handle(works, lambda: [handle.wait() for handle in handles])
 
     return call
 

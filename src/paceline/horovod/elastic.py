@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,15 +83,12 @@ class ElasticSampler(Sampler[int]):
 
     def reset(self) -> None:
         """Divide the unprocessed samples over the current ranks; the first few repeat if it does not divide evenly."""
-        ranks = world.size()
-        indices = list(range(len(self.dataset)))
+        ranks, indices = world.size(), list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(f"{self.seed} {self.epoch}").shuffle(indices)
         rest = indices[self.before :]
-        each = -(-len(rest) // ranks)
-        while rest and len(rest) < each * ranks:
-            rest += rest[: each * ranks - len(rest)]
-        self.mine = rest[world.rank() :: ranks]
+        repeated = islice(cycle(rest), -len(rest) % ranks)
+        self.mine = [*rest, *repeated][world.rank() :: ranks]
         self.since = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -204,8 +202,8 @@ class ObjectState(State):
 
 class TorchState(State):
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
-        given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
-        super().__init__(**given, **values)
+        given = {"model": model, "optimizer": optimizer}
+        super().__init__(**{name: value for name, value in given.items() if value is not None}, **values)
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -274,7 +272,7 @@ def _pack_leaves(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         is_array = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in NUMBERS
         if is_array or (isinstance(leaf, Tensor) and leaf.layout == torch.strided):
             key = str(len(tensors))
-            tensors[key] = torch.as_tensor(leaf).detach().cpu().clone(memory_format=torch.contiguous_format)
+            tensors[key] = torch.as_tensor(leaf).detach().cpu().contiguous().clone()
             packed.append(["array", key, bool(leaf.shape)] if is_array else ["tensor", key])
         elif leaf is None or isinstance(leaf, (bool, int, float, str)):
             packed.append(leaf)

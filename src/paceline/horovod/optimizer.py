@@ -1,9 +1,8 @@
 """`DistributedOptimizer`: gradients reduced over all ranks, in buckets and during the backward pass.
 
-Buckets are filled from the last parameter to the first and sent in that order on every rank. Each also carries a flag
-per parameter, whether this rank has a gradient for it: a parameter that no rank has used keeps none.
-
-Ranks agree on sparse gradients (`nn.Embedding(sparse=True)`) after the first backward pass; these are gathered.
+Buckets are filled from the last parameter to the first and sent in that order on every rank. Each carries a flag per
+parameter, whether this rank has a gradient for it: a parameter that no rank has used keeps none. Ranks agree on sparse
+gradients (`nn.Embedding(sparse=True)`) after the first backward pass; these are gathered.
 """
 
 import warnings
@@ -79,12 +78,11 @@ def _read_names(optimizer: Optimizer, named_parameters: NamedParameters) -> dict
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
         raise UserError("named_parameters= takes pairs of name and parameter; give model.named_parameters()")
     if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
-        raise UserError(f"named_parameters= has several parameters of the name {join_names(twice)}; names must differ")
-    named = {id(parameter) for _, parameter in pairs}
-    unnamed = sum(id(parameter) not in named for parameter in _list_parameters(optimizer))
-    if unnamed:
-        raise UserError(f"named_parameters= leaves out {unnamed} parameters of the optimiser; name all of them or none")
-    return {parameter: name for name, parameter in pairs}
+        raise UserError(f"named_parameters= has several of the name {join_names(twice)}; names must differ")
+    named = {parameter: name for name, parameter in pairs}
+    if unnamed := sum(parameter not in named for parameter in _list_parameters(optimizer)):
+        raise UserError(f"named_parameters= leaves out {unnamed} of the optimiser's; name all of them or none")
+    return named
 
 
 def _list_parameters(optimizer: Optimizer) -> Parameters:
@@ -139,7 +137,7 @@ class GradientExchange:
         self.agreed = False  # on which gradients are sparse
         self.sent: list[_BucketInFlight] = []
         if size() > 1:
-            found = weakref.WeakMethod(self._on_gradient_ready)  # so that hooks do not keep a discarded optimiser alive
+            found = weakref.WeakMethod(self._on_gradient_ready)  # hooks do not keep a discarded optimiser alive
             for parameter in every:
                 parameter.register_post_accumulate_grad_hook(lambda p: ready(p) if (ready := found()) else None)
 

@@ -1,7 +1,7 @@
 """TensorFlow tensors over the process group of torch.distributed, as numpy arrays on the CPU.
 
-All tensors of a call travel as one message per type, in the order given: inside a tf.function, separate calls that one
-rank traced in another order would add up the wrong tensors without an error.
+All tensors of a call travel as one message per type, in the order given: separate calls that one rank traced in
+another order inside a tf.function would add up the wrong tensors without an error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def run_on_arrays(
     given = [tf.convert_to_tensor(tensor) for tensor in tensors]  # IndexedSlices become dense
     if not given:
         return []
-    found = tf.nest.flatten(tf.numpy_function(lambda *arrays: work(arrays), given, [tensor.dtype for tensor in given]))
+    returned = tf.numpy_function(lambda *arrays: work(arrays), given, [tensor.dtype for tensor in given])
+    found = tf.nest.flatten(returned)
     shapes = [tensor.shape if same_shape else [None, *tensor.shape[1:]] for tensor in given]
     return [tf.ensure_shape(result, shape) for result, shape in zip(found, shapes, strict=True)]
 

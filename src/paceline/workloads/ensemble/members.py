@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from paceline.data.files import invalid_data
 from paceline.data.npz import open_npz
 from paceline.data.tables import check_columns, format_label
 from paceline.errors import UserError, get_first_line, join_names
@@ -118,16 +117,6 @@ def name_members(paths: Sequence[Path]) -> list[str]:
         count = sum(name == stem or name.startswith(f"{stem}-") for name in found)
         found.append(f"{stem}-{count + 1}" if count else stem)
     return found
-
-
-def encode_labels(labels: Sequence[str], classes: Sequence[str], label: str) -> np.ndarray:
-    if classes:
-        place = {name: number for number, name in enumerate(classes)}
-        return np.array([place[word] for word in labels], np.int64)
-    try:
-        return np.array([float(word) for word in labels])
-    except ValueError:
-        raise invalid_data(f"the members predict numbers, {label!r} holds words; give another data.label") from None
 
 
 def compute_mean_loss(found: np.ndarray, truth: np.ndarray) -> float:

@@ -84,12 +84,15 @@ def score_members(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: in
             drawn[name].append(score(times))
     metrics = list(next(iter(values.values())))
     table = {name: {m: np.array([one[m] for one in draws]) for m in metrics} for name, draws in drawn.items()}
-    each = {n: {m: Estimate(values[n][m], float(np.nanstd(table[n][m]))) for m in metrics} for n in scorers}
+
+    def estimate(name: str, m: str) -> Estimate:
+        return Estimate(values[name][m], float(np.nanstd(table[name][m])))
 
     def gain(name: str, m: str) -> Estimate:
-        more = values[ENSEMBLE][m] - values[name][m]
-        return Estimate(-more if m in LOWER else more, float(np.nanstd(table[ENSEMBLE][m] - table[name][m])))
+        more, spread = values[ENSEMBLE][m] - values[name][m], np.nanstd(table[ENSEMBLE][m] - table[name][m])
+        return Estimate(-more if m in LOWER else more, float(spread))
 
+    each = {name: {m: estimate(name, m) for m in metrics} for name in scorers}
     gains = {name: {m: gain(name, m) for m in metrics} for name in scorers if name != ENSEMBLE}
     return Scores(len(truth), each, gains)
 

@@ -33,7 +33,6 @@ from paceline.workloads.ensemble.members import (
     MemberOutputs,
     check_finished,
     compute_mean_loss,
-    encode_labels,
     hash_run,
     name_members,
     write_ensemble,
@@ -134,6 +133,17 @@ class EnsembleRequest:
         learn = self.fit.select(~np.isin(self.fold, away))
         return learn, self.test if apart is None else self.fit.select(self.fold == apart)
 
+    def truth(self, rows: RowSet, classes: Sequence[str]) -> np.ndarray:
+        """Return the labels of rows as numbers of classes, or as numbers."""
+        if classes:
+            place = {name: number for number, name in enumerate(classes)}
+            return np.array([place[word] for word in rows.labels], np.int64)
+        try:
+            return np.array([float(word) for word in rows.labels])
+        except ValueError:
+            problem = f"the members predict numbers, {self.label!r} holds words; give another data.label"
+            raise invalid_data(problem) from None
+
     def asked(self, task: MemberTask) -> dict[str, RowSet]:
         if not self.folds:
             return {FIT: self.fit, TEST: self.test}
@@ -161,9 +171,11 @@ class EnsemblePasses(Passes):
 
     def step(self, flag: bool) -> dict[str, Any]:
         began = perf_counter()
+        loss = None
         try:
-            asking = self.done < len(self.tasks)
-            loss = None if flag else self._answer_task(self.tasks[self.done]) if asking else self._fit_combination()
+            if not flag:
+                asking = self.done < len(self.tasks)
+                loss = self._answer_task(self.tasks[self.done]) if asking else self._fit_combination()
         except UserError:
             if not self.done:  # the request was wrong: leave nothing of it
                 for part in PARTS:
@@ -192,7 +204,7 @@ class EnsemblePasses(Passes):
             shutil.rmtree(self.folder / "folds", ignore_errors=True)
         kind, rows = next(iter(asked.items()))
         found = MemberOutputs.read(self._answers(name, kind))
-        return compute_mean_loss(found.values, encode_labels(rows.labels, found.classes, self.request.label))
+        return compute_mean_loss(found.values, self.request.truth(rows, found.classes))
 
     def _train_member(self, task: MemberTask) -> tuple[Path, bool]:
         request = self.request
@@ -203,12 +215,12 @@ class EnsemblePasses(Passes):
         part = "" if task.fold is None else f"-{task.fold + 1}"
         part += "-stop" if member.stops_early else ""
         tables = self.folder / "tables"
-        learn_file, test_file = learn.write_once(tables, f"learn{part}"), test.write_once(tables, f"test{part}")
+        files = learn.write_once(tables, f"learn{part}"), test.write_once(tables, f"test{part}")
         fold = "all of them" if task.fold is None else f"fold {task.fold + 1} of {request.folds}"
         request.log(f"  {member.name}: {fold}, {len(learn):,} rows to learn from")
         out = self.folder / ("members" if task.fold is None else "folds")
         cache = None if task.fold is None else out / "cache"
-        return train_member(member.on(learn_file, test_file, request.label, cache), out)
+        return train_member(member.on(*files, request.label, cache), out)
 
     def _check_outputs(self, kind: str, rows: RowSet, found: MemberOutputs, task: MemberTask) -> None:
         name, first = self.request.names[task.member], self.request.names[0]
@@ -220,7 +232,7 @@ class EnsemblePasses(Passes):
 
     def _fit_combination(self) -> float:
         outputs, classes = self._outputs(FIT)
-        model, truth = self.request.model, encode_labels(self.request.fit.labels, classes, self.request.label)
+        model, truth = self.request.model, self.request.truth(self.request.fit, classes)
         if classes:
             self.combination = fit_class_combination(outputs, truth, model.combine, model.calibrate)
         else:
@@ -246,7 +258,7 @@ class EnsemblePasses(Passes):
         if self.combination is None:
             return {}
         outputs, classes = self._outputs(TEST)
-        truth, whole = encode_labels(self.request.test.labels, classes, self.request.label), self.combination(outputs)
+        truth, whole = self.request.truth(self.request.test, classes), self.combination(outputs)
         return scoring.score_classes(whole, truth, classes) if classes else scoring.score_regression(whole, truth)
 
     def tensors(self) -> dict[str, Any]:
@@ -276,7 +288,7 @@ class EnsemblePasses(Passes):
         assert self.combination is not None
         request = self.request
         outputs, classes = self._outputs(TEST)
-        truth = encode_labels(request.test.labels, classes, request.label)
+        truth = request.truth(request.test, classes)
         by_name = {
             **dict(zip(request.names, outputs, strict=True)),
             scoring.ENSEMBLE: self.combination(outputs),

@@ -18,7 +18,9 @@ from paceline.workloads.topics.sections import STARTS, FitOptions
 
 SHOWN_TERMS, SHOWN_TOPICS = 8, 20
 READ_AGAIN = 1 << 28  # bytes of a file of counts that the page reads once more
+FACTS = ("loss", "passes", "converged", "stopped_because", "seconds")
 ALIKE = 0.9  # overlap of two topics that say the same
+TEXT_OPTIONS = ("text", "min_df", "max_df", "max_terms", "stop_words", "name")
 EXPLORER = "topics.html"
 PICTURES = ("loss.png", "structure.png", "top_terms.png")
 
@@ -59,7 +61,7 @@ def _count_or_share(text: str) -> int | float:
 def run_topics(arguments: argparse.Namespace) -> int:
     """`paceline topics SOURCE -k K --out FOLDER`, or with --shards the conversion alone."""
     console = build_console()
-    text = {name: getattr(arguments, name) for name in ("text", "min_df", "max_df", "max_terms", "stop_words", "name")}
+    text = {name: getattr(arguments, name) for name in TEXT_OPTIONS}
     if arguments.shards is not None:
         _convert_to_shards(arguments, text, console)
         return 0
@@ -75,12 +77,9 @@ def run_topics(arguments: argparse.Namespace) -> int:
     title = _build_title(model, arguments.source)
     write_topic_pictures(model, folder, counts, texts, title, lengths)
     if arguments.json:
-        topics = zip(
-            model.topic_shares().tolist(), model.topic_names(lengths), model.top_terms(SHOWN_TERMS), strict=True
-        )
-        facts = {name: getattr(model, name) for name in ("loss", "passes", "converged", "stopped_because", "seconds")}
-        listed = [{"of_documents": share, "name": name, "terms": terms} for share, name, terms in topics]
-        print_json({"folder": folder, **facts, "topics": listed})
+        columns = (model.topic_shares().tolist(), model.topic_names(lengths), model.top_terms(SHOWN_TERMS))
+        topics = [dict(zip(("of_documents", "name", "terms"), row, strict=True)) for row in zip(*columns, strict=True)]
+        print_json({"folder": folder, **{name: getattr(model, name) for name in FACTS}, "topics": topics})
     if not quiet:
         console.print(*describe_fit(model, arguments.source), sep="\n", soft_wrap=True, highlight=False)
         console.print(build_topics_table(model, lengths))

@@ -46,8 +46,8 @@ def from_array(array: Any, *, fractional: bool = False, source: str = "the matri
 def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matrix") -> SparseCounts:
     """Make counts of a scipy sparse matrix: duplicates added up, zeros left out, terms ascending."""
     check_matrix(matrix.shape, source, matrix.dtype)
-    if matrix.dtype.kind in "bui" and matrix.dtype.itemsize < 8 and not getattr(matrix, "has_canonical_format", True):
-        matrix = matrix.astype(np.int64)  # the sum of duplicates must not overflow
+    if matrix.dtype.kind in "bui" and not getattr(matrix, "has_canonical_format", True):
+        matrix = matrix.astype(np.int64, copy=False)  # the sum of duplicates must not overflow
     rows = matrix.tocsr()
     if not rows.has_canonical_format or not rows.data.all():
         rows = rows.copy() if rows is matrix else rows
@@ -168,9 +168,9 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
         return DeviceCounts(rows, terms, fractional=fractional)
     pointer, index = tensor.crow_indices().long(), tensor.col_indices()
     lengths = pointer.diff()
-    ends = [pointer[0] == 0, pointer[-1] == len(index), (lengths >= 0).all(), (index >= 0).all(), (index < terms).all()]
-    if not bool(torch.stack(ends).all()):
-        raise InvalidData(f"{THE_TENSOR}: its row pointers or columns are not those of {terms:,} terms; build it again")
+    inside = (lengths >= 0).all(), (index >= 0).all(), (index < terms).all()
+    if not bool(torch.stack([pointer[0] == 0, pointer[-1] == len(index), *inside]).all()):
+        raise InvalidData(f"{THE_TENSOR}: its row pointers or columns do not fit {terms:,} terms; build it again")
 
     def place(at: int) -> str:
         row = int(torch.searchsorted(pointer, at, right=True)) - 1
