@@ -22,7 +22,7 @@ from paceline.config.trust import check_trusted, sign_run_folder
 from paceline.data.cache import open_entry
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
-from paceline.data.prepared_table import Coding, TableTarget, Task, _read_entry, prepare_table
+from paceline.data.prepared_table import Coding, TableTarget, Task, _open_table, prepare_table
 from paceline.hardware import catalogue
 from paceline.horovod import elastic
 from paceline.io.files import hash_value, read_json, to_flat, write_json
@@ -292,7 +292,7 @@ def make_table(folder):
 def add_cached(name, file, make, read, tell, **options):
     def look(folder):
         entry = folder / "cache" / "entry"
-        found = open_entry(entry, lambda log, verify: read(entry, log, verify))
+        found = open_entry(entry, read)
         return None if found is None else tell(found)
 
     add_target(name, f"cache/entry/{file}", make, look, **options)
@@ -302,16 +302,10 @@ def tell_table(found):
     return found.split("train").X.sum(), found.bin_rows(), found.facts
 
 
-def read_images(entry, log, verify):
-    return images.open_image_corpus(entry, verify)
-
-
-add_cached(
-    "CorpusMeta", "meta.json", make_corpus, LabelledCorpus._read_entry, lambda c: (str(c), c.tokenizer, c.classes)
-)
-add_cached("StreamMeta", "meta.json", make_stream, TokenStreams._read_entry, lambda c: (str(c), c.tokenizer))
-add_cached("ImagesMeta", "meta.json", make_images, read_images, lambda found: (found.kind, found.train))
-add_cached("TableMeta", "facts.json", make_table, _read_entry, tell_table, seal=_sealed)
+add_cached("CorpusMeta", "meta.json", make_corpus, LabelledCorpus.open, lambda c: (str(c), c.tokenizer, c.classes))
+add_cached("StreamMeta", "meta.json", make_stream, TokenStreams.open, lambda c: (str(c), c.tokenizer))
+add_cached("ImagesMeta", "meta.json", make_images, images.open_image_corpus, lambda found: (found.kind, found.train))
+add_cached("TableMeta", "facts.json", make_table, _open_table, tell_table, seal=_sealed)
 
 
 def make_catalogue(folder):
