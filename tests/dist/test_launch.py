@@ -12,13 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
-import torch.distributed as dist
 from ending import alive, wait_until
 from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, speak
 
 from paceline.errors import InternalError, RunFailed, UserError
-from paceline.launch.environment import SINGLE_RANK, RankInfo
+from paceline.launch.environment import RankInfo
 from paceline.launch.local import reserve_port, run_ranks
 from paceline.launch.process_group import RankCores, divide_cores, join_ranks
 from paceline.launch.signals import SECOND_INTERRUPT_S, StopRequest
@@ -219,29 +217,12 @@ def test_what_is_defined_in_the_script_is_refused(tmp_path, call):
 # One rank at a time.
 
 
-def test_alone_there_is_no_group():
-    threads = torch.get_num_threads()
-    with join_ranks(SINGLE_RANK, "cpu", 1, 5.0) as device:
-        assert device == torch.device("cpu")
-        assert torch.get_num_threads() == 1
-        assert not dist.is_initialized()
-    torch.set_num_threads(threads)
-
-
 def test_a_peer_that_never_comes():
     with reserve_port() as port:
         place = RankInfo(0, 2, 0, 2, "torchrun", "127.0.0.1", port)
         with pytest.raises(RunFailed, match="waiting for rank 1") as error, join_ranks(place, "cpu", 1, 1.0):
             pass
     assert error.value.code == "rank-unresponsive"
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has the devices")
-def test_more_ranks_than_devices():
-    place = RankInfo(0, 2, 0, 2, "paceline", "127.0.0.1", 29688)
-    with pytest.raises(UserError) as error, join_ranks(place, "cuda", 1, 1.0):
-        pass
-    assert (error.value.code, error.value.key) == ("unavailable", "parallel.ranks")
 
 
 def test_cores_are_divided_among_those_who_share_them():
