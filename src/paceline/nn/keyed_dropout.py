@@ -131,8 +131,35 @@ def drop(name: str, x: Tensor, p: float, training: bool, inplace: bool) -> Tenso
         return torch.where(kept, x, ALPHA) * scale - scale * ALPHA * p
     if channels:
         kept = kept.expand_as(x)
-    dropped = torch.ops.aten.native_dropout_backward(x, kept, 1 / (1 - p))  # a fused product of the three
+    dropped = mask_and_scale(x, kept, 1 / (1 - p))
     return x.copy_(dropped) if inplace else dropped
+
+
+class _MaskAndScale(torch.autograd.Function):
+    """Keeps the mask alone: what torch derives from its product of the three keeps the input too, to derive it again.
+
+    Gradients are scaled as values are, where torch first rounds the scale to their type.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        return _multiply_fused(x, kept, scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _multiply_fused(gradient, *ctx.saved_tensors, ctx.scale), None, None
+
+
+_multiply_fused = torch.ops.aten.native_dropout_backward
+
+
+def mask_and_scale(x: Tensor, kept: Tensor, scale: float) -> Tensor:
+    """Return x * kept * scale, in one kernel; compilers decide by themselves what they keep."""
+    product = _multiply_fused if torch.compiler.is_compiling() else _MaskAndScale.apply
+    dropped: Tensor = product(x, kept, scale)
+    return dropped
 
 
 def attend(
@@ -166,7 +193,7 @@ def attend(
         scores = scores + attn_mask
     weights = scores.softmax(-1).to(value.dtype)
     own = kept if ranks == 1 else kept.chunk(ranks, -3)[rank]
-    return torch.ops.aten.native_dropout_backward(weights, own, 1 / (1 - dropout_p)) @ value
+    return mask_and_scale(weights, own, 1 / (1 - dropout_p)) @ value
 
 
 def make_keyed(name: str) -> Callable[..., Tensor]:

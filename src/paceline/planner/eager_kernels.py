@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from paceline.nn.keyed_dropout import mask_and_scale
 from paceline.nn.op_counter import is_product
 from paceline.parallel.precision import autocast
 
@@ -150,8 +151,7 @@ def _fused_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float 
 
 def _drop(x: Tensor, p: float) -> Tensor:
     """Drop as it is done by the keys of samples: what is kept is drawn by a kernel of its own."""
-    dropped: Tensor = torch.ops.aten.native_dropout_backward(x, torch.ones_like(x, dtype=torch.bool), 1 / (1 - p))
-    return dropped
+    return mask_and_scale(x, torch.ones_like(x, dtype=torch.bool), 1 / (1 - p))
 
 
 _fused_attention = F.scaled_dot_product_attention

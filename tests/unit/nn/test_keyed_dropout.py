@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.nn.keyed_dropout import PASS, TORCHS, KeyedPasses, mark_sites
+from paceline.nn.keyed_dropout import PASS, TORCHS, KeyedPasses, mark_sites, mask_and_scale
 from paceline.parallel.parallelize import _recompute
 
 KEYS = torch.tensor([11, 7, 123456789, 2**31 - 1, 3, 99])
@@ -180,3 +180,14 @@ def test_scores_of_attention_are_dropped_the_same_in_texts_padded_to_any_length(
             found.append(F.scaled_dot_product_attention(q, q, v, dropout_p=0.5)[..., :5, :5] > 0)
     assert torch.equal(*found)
     assert 0.3 < (found[0] == 0).float().mean() < 0.7
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_only_the_mask_is_kept_and_gradients_are_scaled_as_values(kind):
+    x, gradient = torch.randn(2, 40, 30).to(kind).unbind()
+    kept, bytes_kept = torch.rand(40, 30) < 0.7, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: bytes_kept.append(t.nbytes) or t, lambda t: t):
+        dropped = mask_and_scale(x.requires_grad_(), kept, 1 / 0.7)
+    assert bytes_kept == [kept.nbytes]
+    (found,) = torch.autograd.grad(dropped, x, gradient)
+    assert torch.equal(found, mask_and_scale(gradient, kept, 1 / 0.7))

@@ -78,9 +78,9 @@ class AttentionShape:
     def copies(self) -> float:
         """Return how often the scores are kept, unless a kernel is fused: normalised, dropped, and what dropped them.
 
-        In 16 bits they are normalised in 32, and kept again before they are dropped by key.
+        In 16 bits they are normalised in 32 where they are dropped by key.
         """
-        return 4.5 if self.dropped else 2.5
+        return 3.5 if self.dropped else 2.5
 
     @property
     def query_elements(self) -> float:

@@ -35,7 +35,7 @@ BIASED_PASSES = 100
 """Over the width, where layers have biases and norms with a mean: to sum gradients over tokens, and to cast in and out
 of fp32."""
 ATTENTION_DROPOUTS = ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout")
-DROPPED_WIDTHS = 3.0, 7.0  # kept and moved in a layer that drops what it adds, twice
+DROPPED_WIDTHS = 1.0, 4.3  # kept (masks) and moved in a layer that drops what it adds, twice
 PACKED_FILL = 192  # tokens that fill up a row of texts, on average
 IN_FP32 = 6.0  # widths that two norms keep, as 16-bit elements: what goes in stays in fp32, and nothing is dropped
 
