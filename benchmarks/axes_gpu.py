@@ -48,7 +48,7 @@ LONG_TOKENS, SHORT_TOKENS, SHORT_SEQUENCE = 65_536, 16_384, 2048
 """Tokens of a step, for long sequences and for the memory of the axes."""
 LONG_STEPS, SHARED_STEPS, WARM_STEPS = 12, 6, 3
 AXES = (
-    *("single", "ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "context:2", "pipeline:2"),
+    *("single", "ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "context:2", "context:2:ring", "pipeline:2"),
     *("fsdp:2+context:2", "fsdp:2+tensor:2", "fsdp:2+pipeline:2", "fsdp:2+context:2+tensor:2"),
 )
 EXPERT_AXES = ("single", "fsdp:2", "ddp:2+expert:2", "fsdp:2+expert:2", "fsdp:4+expert:2", "context:2+expert:2")
@@ -164,7 +164,8 @@ def list_runs(asked: argparse.Namespace) -> Iterator[Run]:
                 yield Run(model, layout, sequence, batch, WARM_STEPS + 2, **common)
         return
     for sequence in asked.sequences:
-        shared = ["context:2", "context:4"] if sequence == max(asked.sequences) else ["context:2"]
+        longest = sequence == max(asked.sequences)
+        shared = ["context:2", "context:2:ring", "context:4", "context:4:ring"] if longest else ["context:2"]
         for layout in asked.layouts or ["single", *shared]:
             steps = LONG_STEPS if layout == "single" else SHARED_STEPS
             batch = max(1, (1024 if small else LONG_TOKENS) // sequence)

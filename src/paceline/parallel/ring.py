@@ -123,7 +123,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 def _share(x_BSKd: Tensor, heads: int) -> Tensor:
     """Repeat keys or values for the heads that share them: not all kernels take fewer of them."""
-    return x_BSKd.repeat_interleave(heads // x_BSKd.shape[2], dim=2)
+    return x_BSKd if x_BSKd.shape[2] == heads else x_BSKd.repeat_interleave(heads // x_BSKd.shape[2], dim=2)
 
 
 Seed = tuple[Tensor, ...]  # of dropout, of which there is none: a kernel wants it back
