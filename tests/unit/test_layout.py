@@ -114,19 +114,25 @@ def test_layouts_that_cannot_work_are_refused_with_the_nearest_that_can(batch, p
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "key", "use"),
     [
-        ({"parallel": {"ranks": 4, "tensor": 4}}, "use parallel.tensor=2"),
-        ({"parallel": {"ranks": 3, "tensor": 3}}, "use parallel.tensor=2"),
-        ({"parallel": {"ranks": 8, "pipeline": 8}}, "parallel.pipeline=4"),
-        ({"parallel": {"ranks": 4, "pipeline": 4, "schedule": "interleaved"}}, "parallel.pipeline=2"),
-        ({"data": {"sequence": 33}, "parallel": {"ranks": 2, "tensor": 2, "sequence": True}}, "use data.sequence=34"),
+        ({"parallel": {"ranks": 4, "tensor": 4}}, "parallel.tensor", "use 2"),
+        ({"parallel": {"ranks": 3, "tensor": 3}}, "parallel.tensor", "use 2"),
+        ({"parallel": {"ranks": 8, "pipeline": 8}}, "parallel.pipeline", "use 4"),
+        ({"parallel": {"ranks": 4, "pipeline": 4, "schedule": "interleaved"}}, "parallel.pipeline", "use 2"),
+        (
+            {"data": {"sequence": 33}, "parallel": {"ranks": 2, "tensor": 2, "sequence": True}},
+            "parallel.tensor",
+            "use 34",
+        ),
     ],
 )
-def test_what_a_model_cannot_take_is_refused_by_name(values, said):
+def test_what_a_model_cannot_take_is_refused_by_name(values, key, use):
     spec = build_spec({**LM, **values})
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError) as error:
         build_workload(spec).suits(layout_of(spec))
+    assert error.value.key == key
+    assert use in str(error.value)
 
 
 @pytest.mark.parametrize(
