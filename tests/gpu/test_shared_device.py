@@ -6,7 +6,7 @@ import torch
 from layout_rows import train_rows
 from synthetic_counts import generate_synthetic_data
 
-from paceline import train
+from paceline import check, train
 from paceline.config import build_spec
 from paceline.errors import PacelineError, UserError
 from paceline.launch.local import run_ranks
@@ -123,3 +123,30 @@ def test_topics_on_ranks_that_share(tmp_path):
         spec = build_spec({**run, "data": {"path": str(tmp_path / "x.npy")}, "parallel": parallel})
         found.append(losses(train(spec, tmp_path, show=False)))
     assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+RECURRENT = """
+import torch
+from paceline import Workload
+
+X = torch.randn(64, 9, 16, generator=torch.Generator().manual_seed(0))
+
+class Next(Workload):
+    def model(self):
+        return torch.nn.LSTM(16, 16, 2, batch_first=True)
+
+    def data(self, split):
+        return (X,) if split == "train" else None
+
+    def loss(self, model, batch):
+        (x,) = batch
+        return ((model(x[:, :-1])[0] - x[:, 1:]) ** 2).sum(), x[:, 1:].numel()
+"""
+
+
+def test_weights_of_recurrent_layers_follow_the_optimiser(tmp_path):
+    (tmp_path / "own.py").write_text(RECURRENT)
+    train = {"global_batch": 8, "lr": 1e-2, "warmup": 0, "precision": "fp64"}
+    parallel = {"device": "cuda", "backend": "gloo", "threads": 1}
+    spec = build_spec({"workload": f"{tmp_path / 'own.py'}:Next", "train": train, "parallel": parallel})
+    assert check(spec, layouts=["single", "ddp:2", "fsdp:2"], steps=4).holds

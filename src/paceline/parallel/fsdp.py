@@ -49,6 +49,9 @@ def shard_model(
     layer_by_layer = layout.strategy in ("fsdp", "hsdp") and layout.pipeline == 1 and mesh["shard"].size() > 1
     if layer_by_layer and mesh.device_type == "cpu":
         return_freed_memory()
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):  # it would move gathered weights away, for cuDNN
+            module.flatten_parameters = _leave_in_place  # type: ignore[method-assign]
     options: dict[str, Any] = {}
     if layout.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
@@ -84,6 +87,10 @@ def return_freed_memory() -> None:
     """Let gathered layers on CPU cores be freed: glibc keeps blocks between others."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 19)
+
+
+def _leave_in_place() -> None:
+    """Leave the weights of a recurrent layer where they are; cuDNN copies them in each pass."""
 
 
 def find_uncast(block: nn.Module) -> Iterator[nn.Parameter]:
