@@ -11,7 +11,7 @@ from consistency import run_files
 from paceline.config import COMMAND_LINE, build_spec
 from paceline.errors import UserError
 from paceline.io.format import format_short_duration
-from paceline.planner.candidates import constraints_of, split_axes
+from paceline.planner.candidates import constraints_of
 from paceline.planner.plan import Plan, plan
 from paceline.planner.rows import HourlyRates, Requirements
 from paceline.planner.search import EQUAL_SPEED
@@ -158,8 +158,8 @@ def ranks_rows(found: Plan) -> None:
 def splits_pay(found: Plan) -> None:
     """A layout that divides the model is faster than all that divide it less, by more than the error."""
     for row in found.rows:
-        axes = len(split_axes(row.price.layout))
-        plainer = [p for p in row.found.prices if len(split_axes(p.layout)) < axes and (row.price.tight or not p.tight)]
+        axes = len(row.price.layout.split_axes)
+        plainer = [p for p in row.found.prices if len(p.layout.split_axes) < axes and (row.price.tight or not p.tight)]
         assert all(p.step_s > (1 + EQUAL_SPEED) * row.found.prices[0].step_s or p.tight for p in plainer)
 
 

@@ -102,6 +102,18 @@ class Layout:
         return f"{self.ranks} rank{'s' * (self.ranks > 1)} = {' × '.join(axes)}{expert}"
 
     @property
+    def split_axes(self) -> tuple[str, ...]:
+        """The axes along which it divides the model or its sequences."""
+        return tuple(axis for axis in ("tensor", "context", "expert", "pipeline") if getattr(self, axis) > 1)
+
+    @property
+    def family(self) -> str:
+        """The name of what layouts have in common that differ in micro-batch, recomputation and offload alone."""
+        strategy = f"hsdp {self.replicate}×{self.shard}" if self.strategy == "hsdp" else self.strategy
+        axes = [f"{axis} {getattr(self, axis)}{' ring' * (axis == 'context' and self.ring)}" for axis in self.split_axes]
+        return " + ".join(axes if strategy == "single" and axes else [strategy, *axes])
+
+    @property
     def plain(self) -> bool:
         """Whether every rank holds the whole model, and only gradients are sent."""
         return self.held_whole and self.strategy != "zero1" and self.context == 1

@@ -21,16 +21,8 @@ import psutil
 from paceline.diagnostics.nodes import Rendezvous
 from paceline.diagnostics.results import ALL_NODES, CheckContext, CheckResult, Health
 from paceline.io.format import duration, number
+from paceline.launch import network
 from paceline.launch.environment import DEFAULT_PORT
-from paceline.launch.network import (
-    GLOO,
-    INFINIBAND,
-    LOOPBACK,
-    NCCL,
-    find_interface,
-    find_local_address,
-    list_active_infiniband,
-)
 
 SLOWING_VARIABLES = {
     "NCCL_P2P_DISABLE": "1",
@@ -67,19 +59,19 @@ def check_own_name(context: CheckContext) -> Iterator[CheckResult]:
 def check_interface(context: CheckContext) -> Iterator[CheckResult]:
     """Find the interface that leads to rank 0, and variables that name one that does not exist."""
     names = [name for _, name in socket.if_nameindex()]
-    for variable in (GLOO, NCCL):
+    for variable in (network.GLOO, network.NCCL):
         for wanted in context.environ.get(variable, "").lstrip("=").split(","):
             if wanted and not wanted.startswith("^") and not any(name.startswith(wanted) for name in names):
                 found = f"{variable}={wanted}, which this machine does not have"
                 yield _result("interface", found, ", ".join(names), Health.WRONG, f"unset {variable}")
     address = "" if context.rank_info.on_one_machine else context.rank_info.address
-    own = find_local_address(address) if address else None
+    own = network.find_local_address(address) if address else None
     if address and own is None:
         remedy = f"getent hosts {address};  ip route get {address}"
         yield _result("interface", f"no route to rank 0 at {address}", "a route", Health.WRONG, remedy)
         return
-    found = f"{find_interface(own) or '?'} with {own} leads to rank 0" if own else ", ".join(names)
-    verdict = Health.OK if any(name != LOOPBACK for name in names) else Health.NOT_HERE
+    found = f"{network.find_interface(own) or '?'} with {own} leads to rank 0" if own else ", ".join(names)
+    verdict = Health.OK if any(name != network.LOOPBACK for name in names) else Health.NOT_HERE
     yield _result("interface", found, verdict=verdict)
 
 
@@ -107,11 +99,11 @@ def _is_taken(port: int) -> bool:
 
 
 def check_infiniband(context: CheckContext) -> Iterator[CheckResult]:
-    ports = sorted(INFINIBAND.glob("*/ports/*"))
+    ports = sorted(network.INFINIBAND.glob("*/ports/*"))
     if not ports:
         yield _result("InfiniBand", "no card", verdict=Health.NOT_HERE)
         return
-    active, rates = list_active_infiniband(), set()
+    active, rates = network.list_active_infiniband(), set()
     for port in ports:
         with suppress(OSError):
             rates.add((port / "rate").read_text().strip())
@@ -208,7 +200,7 @@ def judge_pairs(pairs: Sequence[PairRate], addresses: Sequence[NodeAddress], hos
             expected = f"about {_format_rate(most)}, by {reason}"
             expected += f"; the median of all pairs is {_format_rate(median)}" if behind else ""
             verdict = Health.WRONG if behind or pair.bits_s < TOO_SLOW * most else Health.LOOK
-            remedy = f"ethtool and ip -s link on both; another interface:  export {GLOO}=… {NCCL}=…"
+            remedy = f"ethtool and ip -s link on both; another interface:  export {network.GLOO}=… {network.NCCL}=…"
             found.append(_result("link", f"{who}: {_format_rate(pair.bits_s)}", expected, verdict, remedy, who))
     if fine and not found:
         trip_s = statistics.median(pair.round_trip_s for pair in fine)
@@ -237,8 +229,8 @@ def _format_rate(bits_s: float) -> str:
 
 def _describe_own_address(rendezvous: Rendezvous, port: int) -> NodeAddress:
     shared = rendezvous.rank_info.address
-    own = find_local_address(shared)
-    card = psutil.net_if_stats().get(find_interface(own)) if own else None
+    own = network.find_local_address(shared)
+    card = psutil.net_if_stats().get(network.find_interface(own)) if own else None
     link_bits_s = card.speed * 1e6 if card and card.speed > 0 else None
     host = shared if rendezvous.node == 0 else own or shared
     return NodeAddress(host, port, link_bits_s, measure_loopback_bits_s())

@@ -11,7 +11,7 @@ from paceline.config.registry import find_entry
 from paceline.errors import PacelineError
 from paceline.io.format import duration, number, percent, size
 from paceline.layout import ZERO_STAGES, Layout, layout_of
-from paceline.planner.candidates import LayoutConstraints, PricedLayout, family_name
+from paceline.planner.candidates import LayoutConstraints, PricedLayout
 from paceline.planner.cost_model import CostModel, build_cost_model
 from paceline.planner.formulas.placement import Reduction
 from paceline.planner.rows import EQUALLY_FAST
@@ -58,7 +58,7 @@ def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
         yield _explain_size(plan)
     if most.devices == base.devices or (plan.chosen.devices == 1 and most.efficiency >= 0.5):
         step = f"a step of {cost_model.global_batch:,} samples takes {duration(price.step_s)}"
-        yield f"{family_name(price.layout)} on {_count_devices(price.devices)}: {step}."
+        yield f"{price.layout.family} on {_count_devices(price.devices)}: {step}."
     elif most.efficiency < 0.5:
         yield _describe_loss(cost_model, plan, most)
     else:
@@ -131,7 +131,7 @@ def _explain_size(plan: Plan) -> str:
 
 def _describe_speed(cost_model: TrainingCostModel, row: PlanRow, base: PricedLayout) -> str:
     """Compare a row with the base, and name the largest parts of its step."""
-    time, name = row.price.time, f"{family_name(row.price.layout)} on {_count_devices(row.devices)}"
+    time, name = row.price.time, f"{row.price.layout.family} on {_count_devices(row.devices)}"
     hidden, fixed = time.comm_s - time.exposed_s, time.update_s + time.overhead_s
     parts = [f"compute {duration(time.compute_s)}", f"communication {duration(time.comm_s)}"]
     if hidden > 0.1 * time.comm_s:

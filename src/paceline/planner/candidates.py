@@ -158,22 +158,6 @@ class PricedLayout:
         }
 
 
-def family_name(layout: Layout) -> str:
-    """Name what layouts have in common that differ in micro-batch, recomputation and offload alone."""
-    strategy = layout.strategy
-    if strategy == "hsdp":
-        strategy += f" {layout.replicate}×{layout.shard}"
-    axes = [
-        f"{axis} {getattr(layout, axis)}{' ring' * (axis == 'context' and layout.ring)}" for axis in split_axes(layout)
-    ]
-    return " + ".join(axes if strategy == "single" and axes else [strategy, *axes])
-
-
-def split_axes(layout: Layout) -> tuple[str, ...]:
-    """Return the axes along which a layout divides the model or its sequences."""
-    return tuple(axis for axis in ("tensor", "context", "expert", "pipeline") if getattr(layout, axis) > 1)
-
-
 class RejectReason(Enum):
     """Why a family of layouts is rejected; the value is the sentence, to be filled with facts."""
 
@@ -209,7 +193,7 @@ class RejectedFamily:
     def of(cls, nearest: PricedLayout, code: RejectReason, over_bytes: float, **facts: Any) -> "RejectedFamily":
         """Reject a family none of whose layouts fits; `nearest` exceeds the memory by `over_bytes`."""
         layout = nearest.layout
-        return cls(layout.ranks, family_name(layout), code, facts, over_bytes, split_axes(layout), nearest)
+        return cls(layout.ranks, layout.family, code, facts, over_bytes, layout.split_axes, nearest)
 
     @property
     def parts(self) -> int:

@@ -21,7 +21,7 @@ from paceline.io.files import read_text
 from paceline.io.format import duration
 from paceline.io.html_page import compile_template
 from paceline.layout import ZERO_STAGES, layout_of
-from paceline.planner.candidates import PROCESS_BYTES, family_name, format_words, split_axes
+from paceline.planner.candidates import PROCESS_BYTES, format_words
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
 from paceline.runlog.jobs import ATTEMPTS
@@ -170,7 +170,7 @@ class LaunchWriter:
     def note(self) -> str:
         hours = "" if self.row.hours is None else f", {duration(self.row.hours * 3600)} planned"
         devices = f"{self.row.devices} × {self.plan.target.whole.device.name}"
-        return f"{self.name}: {family_name(self.layout)} on {devices}{hours}"
+        return f"{self.name}: {self.layout.family} on {devices}{hours}"
 
     def _read_run_file(self) -> str:
         """Read the run file, for machines that do not have it. What it names must be there in the same places."""
@@ -210,8 +210,8 @@ class LaunchWriter:
     def _spec_for_engine(self, engine: str) -> RunSpec:
         """Return the run in the chosen layout under an engine, on devices that need not exist here."""
         obstacle = self.plan.cost_model.engine_obstacle(engine)
-        if not obstacle and split_axes(self.layout):
-            obstacle = f"the chosen layout is {family_name(self.layout)}, which {engine} does not support"
+        if not obstacle and self.layout.split_axes:
+            obstacle = f"the chosen layout is {self.layout.family}, which {engine} does not support"
         if obstacle:
             raise option_error("--emit", f"{obstacle}; use  --emit torchrun  or  slurm", "not-supported")
         device = "cuda" if self.on_gpu else "cpu"

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 from paceline.io.format import duration, percent, size
 from paceline.layout import Layout
-from paceline.planner.candidates import (
-    SEARCHED_STRATEGIES,
-    PricedLayout,
-    RejectedFamily,
-    RejectReason,
-    family_name,
-    split_axes,
-)
+from paceline.planner.candidates import SEARCHED_STRATEGIES, PricedLayout, RejectedFamily, RejectReason
 from paceline.planner.cost_model import TIME_TERMS, CostModel
 from paceline.planner.target import PricedCluster
 
@@ -41,20 +34,20 @@ class SearchResult:
         """Say what the chosen layout is faster, roomier or simpler than; "" if nothing else is near."""
         if (chosen := self.chosen) is None:
             return ""
-        name, others = family_name(chosen.layout), [p for p in self.prices if p is not chosen]
+        name, others = chosen.layout.family, [p for p in self.prices if p is not chosen]
         if simpler := [p for p in others if _simplicity(p) < _simplicity(chosen)]:
             other = simpler[0]
             if other.tight and not chosen.tight:
                 room = f"{size(other.memory.total_bytes)} of {size(other.capacity_bytes)}"
-                return f"{family_name(other.layout)} is simpler but leaves no room for error ({room})."
+                return f"{other.layout.family} is simpler but leaves no room for error ({room})."
             gaps = {term: getattr(other.time, term) - getattr(chosen.time, term) for term in TIME_TERMS}
             most = max(gaps, key=lambda term: gaps[term])
             why = f"takes {duration(gaps[most])} longer per step ({TIME_TERMS[most]})"
-            times = f"{other.step_s / chosen.step_s:.2f}× as fast as {family_name(other.layout)}"
+            times = f"{other.step_s / chosen.step_s:.2f}× as fast as {other.layout.family}"
             return f"{name} is {times}, which {why}."
         if others and others[0].step_s < chosen.step_s:
             gain = percent(1 - others[0].step_s / chosen.step_s)
-            return f"{family_name(others[0].layout)} would save {gain} of a step, within the error; {name} is simpler."
+            return f"{others[0].layout.family} would save {gain} of a step, within the error; {name} is simpler."
         return ""
 
 
@@ -72,7 +65,7 @@ def search_layouts(cost_model: CostModel, devices: int, where: PricedCluster) ->
     if offload is None and not any(isinstance(one, PricedLayout) for one in tried):
         tried += [one for family in families for one in search.best_of(family, True)]
     best = sorted((one for one in tried if isinstance(one, PricedLayout)), key=lambda p: p.step_s)
-    fit = {family_name(p.layout) for p in best}
+    fit = {p.layout.family for p in best}
     rejected = tuple(one for one in tried if isinstance(one, RejectedFamily) and one.family not in fit)
     return SearchResult(devices, tuple(best), rejected)
 
@@ -134,5 +127,5 @@ def _is_better(new: PricedLayout, old: PricedLayout) -> bool:
 def _simplicity(p: PricedLayout) -> tuple[int, ...]:
     """Order layouts by how much there is to understand: axes that divide the model, their size, the strategy."""
     layout = p.layout
-    axes = len(split_axes(layout)), layout.tensor * layout.context * layout.pipeline
+    axes = len(layout.split_axes), layout.tensor * layout.context * layout.pipeline
     return (*axes, SEARCHED_STRATEGIES.index(layout.strategy), layout.offload)

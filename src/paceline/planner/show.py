@@ -9,7 +9,7 @@ from paceline.hardware.failures import describe_interval, expect_run
 from paceline.io.format import format_short_duration, number, percent, size, wrap_lines
 from paceline.io.table import Column, Table
 from paceline.planner.advice import describe_base
-from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name, format_words
+from paceline.planner.candidates import PricedLayout, RejectedFamily, format_words
 from paceline.planner.cost_model import PlanWording
 from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.plan import Plan
@@ -261,7 +261,7 @@ def _build_layout_table(found: SearchResult, chosen: PricedLayout | None) -> Tab
     table = Table(name, "pass", "×", "recompute", "step", "comm", "exposed", "memory", "of", mark=True)
     for p in shown:
         table.add_row(
-            family_name(p.layout) + " *" * p.layout.offload,
+            p.layout.family + " *" * p.layout.offload,
             f"{p.layout.micro_batch:,}",
             f"{p.passes:,}",
             p.layout.checkpointing,

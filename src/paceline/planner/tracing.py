@@ -24,30 +24,13 @@ from paceline.data.samples import as_samples, load_training_samples, samples_of,
 from paceline.errors import UserError
 from paceline.io.arguments import option_error
 from paceline.layout import MAX_GROUP, Layout, layout_of
+from paceline.nn import op_counter
 from paceline.nn.keras_backend import has_keras
-from paceline.nn.op_counter import (
-    PRODUCTS,
-    VIEWS,
-    DispatchObserver,
-    OperationCounter,
-    count_moved_elements,
-    is_product,
-)
 from paceline.parallel.channels_last import prefers_channels_last
 from paceline.parallel.parallelize import infer_division, reject_for_keras
 from paceline.parallel.parameters import ParameterGroups, resolve_groups
+from paceline.planner import eager_kernels as eager
 from paceline.planner.candidates import SplitOptions
-from paceline.planner.eager_kernels import (
-    NO_TRAFFIC,
-    KernelTraffic,
-    LiveBytes,
-    count_steps,
-    count_transposed,
-    estimate_kernel_efficiency,
-    estimate_traffic,
-    find_peak_growth,
-    simulate_cuda,
-)
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION, BlockShape, EagerTraffic, Matmul
 from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
 from paceline.workload import Outline, Workload, build_workload
@@ -59,7 +42,7 @@ MAX_SECONDS = 1.5  # by an estimate that is an upper bound; usually it takes hal
 SECONDS_PER_CALL, SECONDS_PER_ELEMENT, SECONDS_PER_DRAW, SECONDS_PER_PAIR = 2e-5, 1e-9, 4e-9, 2e-11
 """Of one core: to call an operation, to move an element, to draw one, to multiply and add a pair."""
 DRAWS = ("uniform", "normal", "bernoulli", "dropout", "rand")
-UNTOUCHED = {*VIEWS, "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+UNTOUCHED = {*op_counter.VIEWS, "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 FACTORED = 20  # products of a matrix with itself that take as long as to factor it
 
 
@@ -75,11 +58,11 @@ class RegionWork:
     transposed: float = 0.0
     """Moved besides, where a compiler leaves the channels of sequences outermost."""
     kernels: int = 0
-    traffic: dict[str, KernelTraffic] = field(default_factory=lambda: defaultdict(lambda: NO_TRAFFIC))
+    traffic: dict[str, eager.KernelTraffic] = field(default_factory=lambda: defaultdict(lambda: eager.NO_TRAFFIC))
     """As a GPU's kernels move it, forward and backward; with `_last` if images have channels innermost."""
 
 
-class _RegionCounter(OperationCounter):
+class _RegionCounter(op_counter.OperationCounter):
     def __init__(self, more: float, grouped: bool) -> None:
         """A pass of the run has `more` times the samples; batch norms may be over groups of them."""
         super().__init__()
@@ -87,7 +70,7 @@ class _RegionCounter(OperationCounter):
         self.seen = {"layer": RegionWork(), "rest": RegionWork()}
         self.region = "rest"
         self.in_backward = False
-        self.alive = LiveBytes()
+        self.alive = eager.LiveBytes()
 
     def enter(self, region: str, given: Any = ()) -> None:
         """Count what follows as work of a repeated layer, called with `given`, or of the rest."""
@@ -103,26 +86,26 @@ class _RegionCounter(OperationCounter):
         seen = self.seen[self.region]
         way = "backward" if self.in_backward else "forward"
         for form in ("", "_last"):
-            seen.traffic[way + form] += estimate_traffic(name, args, out, self.more, bool(form), self.grouped)
+            seen.traffic[way + form] += eager.estimate_traffic(name, args, out, self.more, bool(form), self.grouped)
         if self.in_backward or name == "_to_copy":  # most are those of autocast
             return
         seen.kernels += 1
-        seen.moved += count_moved_elements(name, args, out)
-        seen.transposed += count_transposed(name, args, out)
-        if is_product(name):
-            share = estimate_kernel_efficiency(name, args, out)
-            steps = count_steps()
+        seen.moved += op_counter.count_moved_elements(name, args, out)
+        seen.transposed += eager.count_transposed(name, args, out)
+        if op_counter.is_product(name):
+            share = eager.estimate_kernel_efficiency(name, args, out)
+            steps = eager.count_steps()
             seen.products += [Matmul(*sides, useful=share, steps=steps) for sides in _product_sides(name, args, out)]
 
     def split_backward_by_region(self) -> None:
         """Divide a backward pass that was not seen by region: each has as much of it as of the forward pass."""
         for ahead, back in (("forward", "backward"), ("forward_last", "backward_last")):
             each = [seen.traffic for seen in self.seen.values()]
-            forward, backward = (sum((traffic[way] for traffic in each), NO_TRAFFIC) for way in (ahead, back))
+            forward, backward = (sum((traffic[way] for traffic in each), eager.NO_TRAFFIC) for way in (ahead, back))
             for traffic in each:
                 taken = backward.bytes * traffic[ahead].bytes / max(1.0, forward.bytes)
                 kernels = backward.kernels * traffic[ahead].kernels / max(1, forward.kernels)
-                traffic[back] = KernelTraffic(taken, kernels)
+                traffic[back] = eager.KernelTraffic(taken, kernels)
 
 
 def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int]]:
@@ -132,7 +115,7 @@ def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int
         many, each = right.shape[0], right[0].numel()
         return [(left.numel() / many, many, each) if args[TRANSPOSED_ARGUMENT] else (out.numel() / many, each, many)]
     rows = float(left.numel() // left.shape[-1])
-    if name in PRODUCTS:
+    if name in op_counter.PRODUCTS:
         return [(rows, left.shape[-1], right.shape[-1])]
     return [(rows, left.shape[-1], right.shape[-2]), (rows, right.shape[-2], left.shape[-1])]  # attention
 
@@ -268,7 +251,7 @@ def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, sp
             for layer in workload.blocks(model):
                 regions.enter_context(layer.register_forward_pre_hook(lambda _, given: counter.enter("layer", given)))
                 regions.enter_context(layer.register_forward_hook(lambda *_: counter.enter("rest")))
-            with saved, simulate_cuda(spec.train.precision):
+            with saved, eager.simulate_cuda(spec.train.precision):
                 total, _ = workload.loss(model, batch)
             counter.in_backward = True
             torch.autograd.grad(total, trained, allow_unused=True)
@@ -288,7 +271,7 @@ def _build_blocks(
     layer, rest = ([one.seen[region] for one in passes] for region in ("layer", "rest"))
     kept = sum(growth.each(seen[0].saved, seen[-1].saved) for seen in (layer, rest))
     more = growth.many - growth.few
-    rest[-1].saved += more * max(0.0, find_peak_growth(passes[0].alive, passes[-1].alive, more) - kept)
+    rest[-1].saved += more * max(0.0, eager.find_peak_growth(passes[0].alive, passes[-1].alive, more) - kept)
     if not inside:  # nothing is repeated: the whole is one layer
         layer, rest, repeat, inside = rest, [RegionWork(), RegionWork()], 1, total
     middle = _build_block("layer", repeat, inside / repeat, layer, growth)
@@ -357,7 +340,7 @@ class OverBudget(Exception):
     """Tracing on the CPU would take too long."""
 
 
-class OpBudget(DispatchObserver):
+class OpBudget(op_counter.DispatchObserver):
     """`with OpBudget(): …` raises OverBudget before the operation that would exceed `MAX_SECONDS`."""
 
     spent_s = 0.0
@@ -394,7 +377,7 @@ def _count_multiply_adds(name: str, given: list[Tensor]) -> float:
     if name.startswith("convolution"):
         *images, weight = given[: 3 if products > 1 else 2]
         return products * max(x.numel() / x.shape[1] for x in images) * weight.numel()
-    if name in PRODUCTS:
+    if name in op_counter.PRODUCTS:
         left, right = given[1:3] if "add" in name else given[:2]
         return left.numel() * right.shape[-1]
     if "attention" in name:

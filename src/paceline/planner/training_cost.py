@@ -20,7 +20,6 @@ from paceline.planner.candidates import (
     RejectedFamily,
     SplitOptions,
     constraints_of,
-    family_name,
     name_situation,
 )
 from paceline.planner.cost_model import CostModel
@@ -180,7 +179,7 @@ class TrainingCostModel(CostModel):
         return f"{self.name}: {size}, {self.train.precision}{steps}"
 
     def layout_name(self, price: PricedLayout) -> str:
-        return family_name(price.layout) + (" *" if price.layout.offload else "")
+        return price.layout.family + (" *" if price.layout.offload else "")
 
     def layout(self, spec: RunSpec) -> Layout:
         return layout_of(spec)

@@ -6,15 +6,7 @@ import pytest
 
 from paceline.config import build_spec
 from paceline.layout import Layout, layout_of
-from paceline.planner.candidates import (
-    ALL,
-    UNKNOWN,
-    LayoutConstraints,
-    RejectReason,
-    constraints_of,
-    family_name,
-    load_bands,
-)
+from paceline.planner.candidates import ALL, UNKNOWN, LayoutConstraints, RejectReason, constraints_of, load_bands
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import apply_plan, plan
 from paceline.planner.search import EQUAL_SPEED, search_layouts
@@ -40,7 +32,7 @@ def on(spec, where, devices, **fixed):
 )
 def test_of_equally_fast_layouts_the_simplest_is_taken(spec, where, devices, chosen):
     found = on(spec, where, devices)
-    assert family_name(found.chosen.layout) == chosen
+    assert found.chosen.layout.family == chosen
     assert found.chosen.step_s <= (1 + EQUAL_SPEED) * found.prices[0].step_s
 
 

@@ -12,7 +12,7 @@ from paceline.errors import UserError
 from paceline.io.format import format_short_duration, percent, size
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
 from paceline.planner.advice import describe_base
-from paceline.planner.candidates import PricedLayout, RejectedFamily, family_name, format_words
+from paceline.planner.candidates import PricedLayout, RejectedFamily, format_words
 from paceline.planner.formulas.simulation import LANES
 from paceline.planner.plan import Plan
 from paceline.planner.rows import PlanRow
@@ -84,7 +84,7 @@ def build_lanes(plan: Plan) -> dict[str, Any]:
     shown = [(*key, bars[key]) for key in order if bars[key] and key[0] < MAX_STAGES_SHOWN]
     layout = plan.chosen.price.layout
     return {
-        "name": f"{plan.target.name}, {family_name(layout)}",
+        "name": f"{plan.target.name}, {layout.family}",
         "kinds": list(dict.fromkeys(bar.kind for *_, lane in shown for bar in lane)),
         "lanes": [(stage * (layout.ranks // layout.pipeline), lane, found) for stage, lane, found in shown],
         "time": f"{format_short_duration(end_s)} of {format_short_duration(plan.timeline.step_s)}",
@@ -191,7 +191,7 @@ def _nearest_json(found: SearchResult) -> dict[str, Any] | None:
 def _memory_json(price: PricedLayout) -> dict[str, Any]:
     memory, terms = price.memory, price.memory.terms.items()
     return {
-        "layout": family_name(price.layout) + ", states in host memory" * price.layout.offload,
+        "layout": price.layout.family + ", states in host memory" * price.layout.offload,
         "memory": [[words, value, size(value)] for name, words in terms if (value := getattr(memory, name))],
         "total_bytes": memory.total_bytes,
         "capacity_bytes": price.capacity_bytes,
