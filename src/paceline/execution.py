@@ -74,10 +74,10 @@ class CompileEstimate:
         return unknown or (self.steps or 0) * self.saved_s_per_step > self.cost_s
 
     def words(self) -> str:
-        if self.steps is None:
-            least = self.cost_s / self.saved_s_per_step if self.saved_s_per_step else 0.0
-            return f"compiling takes about {self.cost_s:.0f} s and pays from {least:,.0f} steps on" if least else ""
-        return f"compiling takes about {self.cost_s:.0f} s and saves about {self.steps * self.saved_s_per_step:.2g} s"
+        taken, saved_s = f"compiling takes about {self.cost_s:.0f} s", self.saved_s_per_step
+        if self.steps is not None:
+            return f"{taken} and saves about {self.steps * saved_s:.2g} s"
+        return f"{taken} and pays from {self.cost_s / saved_s:,.0f} steps on" if saved_s else ""
 
 
 def estimate_compiling(work: StepWork, steps: int | None, layout: Layout) -> CompileEstimate:
@@ -106,7 +106,7 @@ class Execution:
 
     def words(self) -> str:
         """Describe how the step runs, and why not faster."""
-        kernels = "compiled whole" if self.compiled_whole else "compiled by layer" if self.compiled_layers else "eager"
+        kernels = "compiled whole" if self.compiled_whole else "compiled by layer"
         why = f"{self.reason.value} ({self.detail})" if self.detail else self.reason.value
         if self.recorded:
             said = f"{kernels if self.compiled else 'not compiled'} and recorded as one CUDA graph"

@@ -88,6 +88,10 @@ def test_batch_norms_of_images_are_slower_the_fewer_their_channels():
     assert 10 * 100 * once < few < 11 * 100 * once
     assert eager.BATCH_NORM_PASSES * 500 * once < many < 1.1 * eager.BATCH_NORM_PASSES * 500 * once
     assert rows < eager.PASSES["norm"] * 3 * 4 * 4 * 8
+    x = torch.ones(4, 100, 6, 6)
+    for grouped, passes in ((False, eager.BATCH_NORM_LAST), (True, eager.BATCH_NORM_GROUPED)):
+        found = estimate_traffic("native_batch_norm", (x,), x, last=True, grouped=grouped)
+        assert found.bytes == pytest.approx(passes * 2 * x.nbytes), "channels are innermost"
 
 
 def test_a_convolution_adds_its_bias_by_itself_and_turns_sequences():
@@ -99,13 +103,6 @@ def test_a_convolution_adds_its_bias_by_itself_and_turns_sequences():
     given, out = (torch.ones(2, 16, 8), torch.ones(4, 16, 1)), torch.ones(2, 4, 8)
     assert eager.count_transposed("convolution", given, out) == eager.TRANSPOSE_PASSES * 2 * 8 * (16 + 4)
     assert not eager.count_transposed("convolution", (torch.ones(image), torch.ones(weight)), torch.ones(image))
-
-
-@pytest.mark.parametrize(("grouped", "passes"), [(False, eager.BATCH_NORM_LAST), (True, eager.BATCH_NORM_GROUPED)])
-def test_batch_norms_with_channels_innermost(grouped, passes):
-    x = torch.ones(4, 100, 6, 6)
-    found = estimate_traffic("native_batch_norm", (x,), x, last=True, grouped=grouped)
-    assert found.bytes == pytest.approx(passes * 2 * x.nbytes)
 
 
 def test_scores_are_stored_where_some_are_dropped():

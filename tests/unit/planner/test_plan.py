@@ -14,7 +14,7 @@ from paceline.config import build_spec
 from paceline.planner.advice import explain_misfit
 from paceline.planner.formulas.placement import Reduction
 from paceline.planner.plan import plan
-from paceline.planner.rows import HourlyRates
+from paceline.planner.rows import HourlyRates, Requirements
 from paceline.planner.show import render_plan
 from plan_specs import lm
 from results import expect_error, render_text
@@ -182,6 +182,18 @@ def test_assertions_decide_the_exit_code(ask, lm_file, claims, code):
     found, _, error = ask(lm_file, "--cluster", "8xH100", "--devices", "8", *[f"--assert={claim}" for claim in claims])
     assert found == code
     assert error.count("\n") == (code > 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "verdict"), [({"deadline_h": 1e-6}, "too late"), ({"budget_usd": 1e-6}, "over budget")]
+)
+def test_requirements_that_no_row_meets(asked, verdict):
+    spec, requirements = lm("gpt2", 64, 512, 50257), Requirements(**asked)
+    found = plan(spec, "4xA100", requirements=requirements)
+    assert {found.ranking.verdict(row) for row in found.rows} == {verdict}
+    assert found.chosen is (found.ranking.fastest if "deadline_h" in asked else found.ranking.cheapest)
+    with expect_error("missing-value"):
+        plan(spec.replace({"train.steps": None, "train.epochs": 1}), "4xA100", requirements=requirements)
 
 
 def test_a_machine_is_paid_for_once():

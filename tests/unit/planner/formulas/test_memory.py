@@ -47,13 +47,10 @@ def test_tensor_and_sequence_parallel_cut_what_they_should():
     assert t.activations_bytes - both.activations_bytes == pytest.approx(saved * 3 / 4)
 
 
-def test_offloading_moves_states_and_gradients_to_the_host():
+def test_offloading_moves_states_to_the_host_and_the_context_is_outside_the_allocator():
     here, there = priced(Placement(shard=4, zero=3)), priced(Placement(shard=4, zero=3, offload="states"))
     assert there.host_bytes == pytest.approx(here.states_bytes + here.gradients_bytes)
     assert here.total_bytes - there.total_bytes == pytest.approx(there.host_bytes)
-
-
-def test_the_context_is_outside_the_allocator():
     m = priced(Placement(replicate=8), physics=replace(BARE, context_bytes=1e9, communicator_bytes=2e9))
     assert m.total_bytes - m.allocated_bytes == pytest.approx(3e9 + m.lost_bytes)
 

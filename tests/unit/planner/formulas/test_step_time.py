@@ -99,6 +99,12 @@ def test_the_bubble_is_stages_minus_one_over_passes():
     assert interleaved.bubble_s == pytest.approx(t.bubble_s / 4, rel=0.02)
 
 
+def test_full_recomputation_costs_a_third_more():
+    model = ModelShape(24, 4096, 32, 512, 64, fused_attention=False)
+    none, full = (price(model, Placement(micro_batch=8, recompute=r)) for r in ("none", "full"))
+    assert full.compute_s / none.compute_s == pytest.approx(4 / 3, rel=0.01)
+
+
 def test_ranks_wait_for_the_slowest_device_and_the_longest_samples():
     placement, shared = Placement(replicate=8, micro_batch=4), ModelShape(2, 64, 4, 128, 1000).blocks
     physics = replace(IDEAL, spread=0.02)
