@@ -110,7 +110,9 @@ class Layout:
     def family(self) -> str:
         """The name of what layouts have in common that differ in micro-batch, recomputation and offload alone."""
         strategy = f"hsdp {self.replicate}×{self.shard}" if self.strategy == "hsdp" else self.strategy
-        axes = [f"{axis} {getattr(self, axis)}{' ring' * (axis == 'context' and self.ring)}" for axis in self.split_axes]
+        axes = [
+            f"{axis} {getattr(self, axis)}{' ring' * (axis == 'context' and self.ring)}" for axis in self.split_axes
+        ]
         return " + ".join(axes if strategy == "single" and axes else [strategy, *axes])
 
     @property
