@@ -232,12 +232,11 @@ def _read_program(line: _CommandLine, tool: str, words: list[str], *, alone: boo
     script, given = words[0], [word for word in words[1:] if word not in SCRIPT_ARGUMENTS]
     claims: dict[str, Any] = {"started_alone": True} if alone else {}
     claims |= {"data.arguments": given} if given else {}
-    if module:
-        translation = Translation(Outcome.NOTED, claims, "a module: name its file as  workload: FILE.py", review=True)
-    elif is_unknown(script) and not script.endswith(".py"):
-        translation = Translation(Outcome.NOTED, claims, f"{AT_RUN_TIME}; write it as  workload: FILE.py", review=True)
+    unknown = is_unknown(script)
+    if module or (unknown and not script.endswith(".py")):
+        reason = "a module: name its file as" if module else f"{AT_RUN_TIME}; write it as"
+        translation = Translation(Outcome.NOTED, claims, f"{reason}  workload: FILE.py", review=True)
     elif script.endswith(".py"):
-        unknown = is_unknown(script)
         reason = f"its folder is {AT_RUN_TIME}" if unknown else "once it calls paceline.run()"
         file = Path(script).name if unknown else script
         translation = accept({"workload": file, **claims}, reason, review=unknown)
@@ -246,8 +245,7 @@ def _read_program(line: _CommandLine, tool: str, words: list[str], *, alone: boo
         translation = Translation(Outcome.NOTED, claims, "not a Python script")
     extra: list[Extra] = [("script", script, translation)]
     if len(given) < len(words) - 1:
-        reason = "the arguments of the shell script; write them into data.arguments"
-        extra.append(("argument", "$@", note(reason)))
+        extra.append(("argument", "$@", note("the arguments of the shell script; write them into data.arguments")))
     line.add(tool, "script_options", extra=tuple(extra))
     _read_script_options(line, Path(script).name, given)
 
@@ -255,8 +253,6 @@ def _read_program(line: _CommandLine, tool: str, words: list[str], *, alone: boo
 def _read_script_options(line: _CommandLine, script: str, words: list[str]) -> None:
     trainer, own = load_table("training_arguments"), load_table("script_options")
     found, rest, _ = parse_options(words, own, loose=True)
-    if not found and not rest:
-        return
     marks = trainer.marks & found.keys()
     own_batch = any(re.search("batch_?size$", key) and trainer.rule(key) is None for key in found)
     if len(marks) >= MIN_TRAINER_OPTIONS and marks - COMMON_OPTIONS and not own_batch:
@@ -270,7 +266,8 @@ def _read_script_options(line: _CommandLine, script: str, words: list[str]) -> N
     known = {key: value for key, value in found.items() if own.rule(key) is not None}
     extra = [(f"--{key}", value, _translate_argument(value)) for key, value in found.items() if key not in known]
     extra += [("argument", word, _translate_argument(word)) for word in rest]
-    line.add(script, "script_options", known, prefix="--", extra=tuple(extra))
+    if known or extra:
+        line.add(script, "script_options", known, prefix="--", extra=tuple(extra))
 
 
 def _translate_argument(value: Any) -> Translation:

@@ -244,12 +244,8 @@ def _derive_cluster(draft: Draft, ranks: int | None) -> None:
     except UserError:
         draft.reject("device_name", f"no device of the catalogue is called {device}; plan with --cluster FILE.yaml")
         return
-    draft.set_line(
-        "cluster",
-        text,
-        draft.describe("device_name"),
-        ("device_name", "nodes", "gpus_per_node", "gpus", "gpus_per_task"),
-    )
+    used = ("device_name", "nodes", "gpus_per_node", "gpus", "gpus_per_task")
+    draft.set_line("cluster", text, draft.describe("device_name"), used)
     if "parallel.strategy" not in draft.claims:
         draft.set_line("parallel.strategy", "ddp" if (ranks or 1) > 1 else "single", "nothing else is given")
 

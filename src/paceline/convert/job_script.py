@@ -29,7 +29,8 @@ OPTIONS = (
 """Options of sbatch that a site file has as they are; others belong to the run or its log."""
 CONTAINERS = ("apptainer", "singularity")
 SETUP = ("source", ".", "conda", "mamba", "spack")
-NODE_OPTION = re.compile(r"--?(node|machine)[-_]rank(=.*)?")
+NODE_OPTION = re.compile(r"\0--?(node|machine)[-_]rank(=[^\0]*|\0[^\0]*|$)")
+"""With its value, in words that are joined by NUL."""
 
 
 def is_shell_script(text: str) -> bool:
@@ -64,11 +65,8 @@ def read_job(text: str, name: str, folder: Path, variables: Mapping[str, str] | 
     if len(different) > 1:
         lines = ", ".join(str(command.line) for command in ranks)
         last = " ".join(shlex.join(ranks[-1].words).split())[:60]
-        raise UserError(
-            f"{name} starts {len(different)} different commands (lines {lines}); give the one to adopt as "
-            f'--command "{last}…"',
-            code="conflict",
-        )
+        several = f"{name} starts {len(different)} different commands (lines {lines})"
+        raise UserError(f'{several}; give the one to adopt as --command "{last}…"', code="conflict")
     table, as_before = load_table("environment"), note("for the shell: export it as before")
     extra = [(f"export {key}", value, as_before) for key, value in script.exports.items() if key not in table.rules]
     extra += list_preparations(script.commands)
@@ -107,17 +105,9 @@ def _read_sbatch_lines(text: str, name: str) -> dict[str, Any]:
     return found
 
 
-def _strip_node_options(words: Sequence[str]) -> tuple[str, ...]:
+def _strip_node_options(words: Sequence[str]) -> str:
     """Return a command without what differs between the nodes of one run."""
-    kept, skip = list[str](), False
-    for word in words:
-        if NODE_OPTION.fullmatch(word):
-            skip = "=" not in word
-        elif skip:
-            skip = False
-        else:
-            kept.append(word)
-    return tuple(kept)
+    return NODE_OPTION.sub("", "\0".join(words))
 
 
 def _predict_slurm_variables(asked: Mapping[str, Any]) -> dict[str, str]:

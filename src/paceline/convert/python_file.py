@@ -29,10 +29,8 @@ def read_python(tree: ast.Module, name: str, folder: Path) -> list[Settings]:
     deepspeed, torch = load_table("deepspeed"), load_table("torch")
     calls = 0
     for node in ast.walk(tree):
-        if isinstance(node, ast.Dict) and deepspeed.marks & {
-            *(values := _read_dictionary(node)),
-            *flatten_keys(values),
-        }:
+        values = _read_dictionary(node) if isinstance(node, ast.Dict) else {}
+        if deepspeed.marks & {*values, *flatten_keys(values)}:
             found.append(Settings(name, deepspeed, values, folder))
         elif isinstance(node, ast.Call) and (node.keywords or _function_of(node) in torch.calls):
             found += _read_call(node, Settings(name, torch, folder=folder, priority=-calls))
@@ -45,11 +43,8 @@ def read_python(tree: ast.Module, name: str, folder: Path) -> list[Settings]:
 
 def _read_dictionary(node: ast.Dict) -> dict[str, Any]:
     """Return a dictionary of literals with text keys; any other is empty."""
-    try:
-        value = ast.literal_eval(node)
-    except NOT_LITERAL:
-        return {}
-    return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else {}
+    value = _read_literal(node) or {}
+    return value if all(isinstance(key, str) for key in value) else {}
 
 
 def _function_of(node: ast.Call) -> str:
@@ -105,10 +100,8 @@ def _choose_table(function: str, given: dict[str, ast.expr]) -> tuple[KeyTable |
 
 def _read_literal(node: ast.expr) -> Any:
     """Return a literal, or a dotted name as text (torch.bfloat16, ShardingStrategy.FULL_SHARD); None for the rest."""
-    try:
+    with suppress(*NOT_LITERAL):
         return ast.literal_eval(node)
-    except NOT_LITERAL:
-        pass
     name = _name_of(node)
     return name if name.startswith("torch.") or (name[:1].isupper() and "." in name) else None
 
