@@ -24,18 +24,19 @@ PAGE_OPTIONS = "samples tokens mtbf restart price spot_price budget min_efficien
 
 def build_spec_from_options(args: argparse.Namespace) -> "RunSpec | None":
     """Build the run that options describe instead of a run file; None if there are no such options."""
+    known = registry.list_plan_options()
     given = {
-        option: (workload, what.key, str(vars(args)[what.key]))
-        for option, (workload, what) in registry.list_plan_options().items()
-        if vars(args)[what.key] is not None
+        option: str(vars(args)[what.key]) for option, (_, what) in known.items() if vars(args)[what.key] is not None
     }
     if not given:
         return None
-    workload = next(iter(given.values()))[0]
-    first = next(iter(registry.find_entry(workload).plan_options))
+    option = next(iter(given))
+    workload, what = known[option]
+    entry = registry.find_entry(workload)
+    first = next(iter(entry.plan_options))
     if first not in given:
-        option, (_, key, _) = next(iter(given.items()))
-        raise UserError(f"{option} needs {first}; with a run file, type  {key}=…", code="missing-value", key=option)
+        problem = f"{option} needs {first}; with a run file, type  {what.key}=…"
+        raise UserError(problem, code="missing-value", key=option)
     if files := [word for word in args.words if "=" not in word]:
         message = f"{first} replaces a run file, and {files[0]!r} was given too; leave one of them out"
         raise UserError(message, code="conflict", key=first)
@@ -46,10 +47,10 @@ def build_spec_from_options(args: argparse.Namespace) -> "RunSpec | None":
     from paceline.config.run_file import set_nested
 
     values: dict[str, Any] = {"name": workload, "workload": workload}
-    settings = {**parse_overrides(args.words), **{key: value for _, key, value in given.values()}}
-    origins, config = dict.fromkeys(settings, COMMAND_LINE), given[first][2]
-    if suggest := registry.find_entry(workload).plan_defaults:
-        suggested = import_object(suggest)(config)
+    settings = {**parse_overrides(args.words), **{known[name][1].key: value for name, value in given.items()}}
+    origins, config = dict.fromkeys(settings, COMMAND_LINE), given[first]
+    if entry.plan_defaults:
+        suggested = import_object(entry.plan_defaults)(config)
         settings, origins = {**suggested, **settings}, {**dict.fromkeys(suggested, config), **origins}
     for key, value in settings.items():
         set_nested(values, key, value)

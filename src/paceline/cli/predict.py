@@ -65,12 +65,9 @@ def format_agreement(rows: Sequence[Mapping[str, Any]], found: Predictions, labe
     import numpy as np
 
     numbers = {format_label(name): number for number, name in enumerate(found.classes)}
-    known = [
-        (numbers.get(format_label(row.get(label))), predicted)
-        for row, predicted in zip(rows, found.numbers, strict=True)
-    ]
     table = np.zeros((len(numbers), len(numbers)), np.int64)
-    for truth, predicted in known:
+    for row, predicted in zip(rows, found.numbers, strict=True):
+        truth = numbers.get(format_label(row.get(label)))
         if truth is not None:
             table[truth, predicted] += 1
     if not table.sum():

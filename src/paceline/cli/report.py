@@ -97,15 +97,9 @@ def run_runs(args: argparse.Namespace) -> int:
 
 def _print_comparison(found: Experiments, as_json: bool, console: Any) -> int:
     if as_json:
-        rows = [
-            {
-                "run": str(view.path),
-                "score": score and asdict(score),
-                "changed": dict(zip(found.keys, values, strict=True)),
-            }
-            for view, score, values in zip(found.runs, found.scores, found.values, strict=True)
-        ]
-        print_json(rows)
+        changed = (dict(zip(found.keys, values, strict=True)) for values in found.values)
+        rows = zip(found.runs, found.scores, changed, strict=True)
+        print_json([{"run": str(run.path), "score": score and asdict(score), "changed": by} for run, score, by in rows])
         return 0
     head = (line for text in (found.text, found.caution) for line in wrap_lines(text, ""))
     console.print(*head, build_experiments_table(found), *wrap_lines(describe_other_keys(found), ""), sep="\n")

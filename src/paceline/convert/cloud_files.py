@@ -38,11 +38,8 @@ def read_skypilot(values: dict[str, Any], name: str, folder: Path) -> list[Setti
 
 def _follow_mounts(source: Settings, mounts: Mapping[str, str]) -> Settings:
     """Return the source with files as they are called here, not on the machines."""
-    extra = [
-        (key, value, replace(translation, file=mounts.get(translation.file, translation.file)))
-        for key, value, translation in source.extra
-    ]
-    return replace(source, extra=tuple(extra))
+    rows = ((key, value, replace(one, file=mounts.get(one.file, one.file))) for key, value, one in source.extra)
+    return replace(source, extra=tuple(rows))
 
 
 def read_kubernetes(text: str, name: str, folder: Path) -> list[Settings]:

@@ -136,12 +136,8 @@ class Draft:
         if old.priority == new.priority:
             first, second = self.rows[old.row].assignment, self.rows[new.row].assignment
             shown = name if "." in name else name.replace("_", " ")
-            raise UserError(
-                f"{first} and {second} contradict each other ({shown} would be {old.value} and {new.value}); "
-                "leave one of them out",
-                code="conflict",
-                key=name,
-            )
+            both = f"{first} and {second} contradict each other ({shown} would be {old.value} and {new.value})"
+            raise UserError(f"{both}; leave one of them out", code="conflict", key=name)
         self.claims[name], loser = (new, old) if new.priority > old.priority else (old, new)
         self._update(loser, Outcome.REPLACED, f"{self.rows[self.claims[name].row].origin} takes precedence")
 

@@ -115,11 +115,8 @@ def build_script_spec(file: RunFile, overrides: Any, script: Path, arguments: Se
             set_nested(values, key, value)
         return build_spec(values, dict.fromkeys(given, SCRIPT_ORIGIN))
     named = read_yaml_file(Path(file))[0].get("workload")
-    if isinstance(named, str) and not is_script(named):
-        message = f"{file} is the run file of workload {named!r}; write  workload: {script.name}"
-        raise UserError(message, code="conflict", key="workload")
-    if isinstance(named, str) and (Path(file).resolve().parent / named).resolve() != script:
-        message = f"{file} is the run file of {named}, and this is {script}"
+    if isinstance(named, str) and not (is_script(named) and (Path(file).resolve().parent / named).resolve() == script):
+        message = f"{file} is the run file of {named}, and this is {script}; write  workload: {script.name}"
         raise UserError(message, code="conflict", key="workload")
     spec = load(file, given)
     spec._origins.update(dict.fromkeys(("workload", "data.arguments") & given.keys(), SCRIPT_ORIGIN))

@@ -127,7 +127,6 @@ def run_slurm(*command: str, loose: bool = False, given: str | None = None) -> s
             text=True,
             errors="replace",
             timeout=ANSWER_TIMEOUT_S,
-            check=False,
             input=given,
         )
     except FileNotFoundError:

@@ -110,7 +110,7 @@ def _run_folder(site: SiteFile, out: str | Path | None, name: str) -> Path:
     return (Path(out) if out is not None else site.runs or RUNS_FOLDER) / name
 
 
-def _build_batch_job(site: SiteFile, folder: Path, log: str, **values: Any) -> BatchJob:
+def _build_batch_job(site: SiteFile, folder: Path, log: str = "slurm-%j.out", **values: Any) -> BatchJob:
     logs = str(site.logs or folder).replace("%", "%%")
     return BatchJob(
         run=str(folder),
@@ -127,20 +127,9 @@ def render_script(request: JobRequest, run: RunDir, site: SiteFile, resumed: boo
     """Render the batch script; a resumed run gets overrides, as its spec was written for other machines."""
     folder = run.path.resolve()
     words = [f"{key}={str(value).lower()}" for key, value in request.overrides.items()] if resumed else []
-    job = _build_batch_job(
-        site,
-        folder,
-        "slurm-%j.out",
-        name=request.spec.name,
-        note=request.note,
-        command=("train", str(folder), *words),
-        nodes=request.nodes,
-        per_node=request.per_node,
-        gpus=request.gpus,
-        hours=request.hours,
-        options=request.options,
-    )
-    return build_batch_script(job)
+    asked = {key: getattr(request, key) for key in ("note", "nodes", "per_node", "gpus", "hours", "options")}
+    command = ("train", str(folder), *words)
+    return build_batch_script(_build_batch_job(site, folder, name=request.spec.name, command=command, **asked))
 
 
 def _send_job(request: JobRequest, run: RunDir, site: SiteFile, resumed: bool) -> SubmittedJob:
@@ -152,17 +141,8 @@ def _send_job(request: JobRequest, run: RunDir, site: SiteFile, resumed: bool) -
     if request.plan is not None:
         write_json(run.path / "plan.json", request.plan.as_json())
     job = commands.submit_script(script)
-    record_job_event(
-        run,
-        "submit",
-        job=job,
-        script=JOB_SCRIPT,
-        log=str(logs / f"slurm-{job}.out"),
-        nodes=request.nodes,
-        per_node=request.per_node,
-        gpus=request.gpus,
-        usd_per_device_hour=request.usd_per_device_hour,
-    )
+    asked = {key: getattr(request, key) for key in ("nodes", "per_node", "gpus", "usd_per_device_hour")}
+    record_job_event(run, "submit", job=job, script=JOB_SCRIPT, log=str(logs / f"slurm-{job}.out"), **asked)
     return SubmittedJob(run.path, script, text, tuple(request.reasons), job)
 
 
@@ -225,7 +205,6 @@ def submit_command(
     job = _build_batch_job(
         site,
         folder,
-        "slurm-%j.out",
         name=name,
         note=f"{name}: a command on {nodes} × {per_node} ranks",
         command=words,

@@ -1,6 +1,5 @@
 """Context parallelism of the library's models: its attention interface calls ours, with the keys of all ranks."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -10,7 +9,7 @@ from paceline.errors import reject_value
 from paceline.layout import Layout, check_context
 from paceline.parallel.context import ContextGroup
 from paceline.workloads.transformers.architectures import CAUSAL
-from paceline.workloads.transformers.model_files import find_dropouts
+from paceline.workloads.transformers.model_files import find_dropouts, iter_objects
 from paceline.workloads.transformers.samples import Batch
 
 NAME = "paceline_context"
@@ -19,7 +18,9 @@ FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds whose angles do 
 
 def check_model_context(layout: Layout, config: Any, task: str, tokens: int) -> None:
     """Raise UserError for a model whose sequences cannot be divided."""
-    reason, kinds = "", {*_list_rotary_kinds(config.to_dict())}
+    named = (pair for part in iter_objects(config.to_dict()) for pair in part.items())
+    kinds = {kind for key, kind in named if key in ("rope_type", "type") and isinstance(kind, str)}
+    reason = ""
     if task != "causal_lm":
         reason = f"divides sequences of model.task=causal_lm, not of {task}"
     elif config.model_type not in CAUSAL:
@@ -33,14 +34,6 @@ def check_model_context(layout: Layout, config: Any, task: str, tokens: int) -> 
     if reason:
         raise reject_value("parallel.context", layout.context, f"{reason}; use parallel.strategy=fsdp")
     check_context(layout, "data.sequence", tokens)
-
-
-def _list_rotary_kinds(values: Any) -> Iterator[str]:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            if key in ("rope_type", "type") and isinstance(value, str):
-                yield value
-            yield from _list_rotary_kinds(value)
 
 
 def gather_context(model: nn.Module, context: ContextGroup) -> None:

@@ -112,7 +112,7 @@ def _read_config_file(path: Path) -> ConfigFile:
         raise invalid_format(f"{path}: not a readable {CONFIG} ({reason})") from None
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise invalid_format(f'{path}: not the config of a Hugging Face model: no "model_type"')
-    for part in _iter_objects(values):
+    for part in iter_objects(values):
         for key, value in part.items():
             most = MAX_REPEATED if key.endswith(REPEATED) else MAX_LISTED if key.endswith(LISTED) else MAX_INT
             numbers = value if isinstance(value, list) else [value]
@@ -130,7 +130,7 @@ def find_dropouts(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in named.items() if isinstance(value, int | float) and value > 0}
 
 
-def _iter_objects(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def iter_objects(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a JSON object and all objects in it."""
     left: list[Any] = [values]
     while left:

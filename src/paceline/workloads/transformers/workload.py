@@ -246,12 +246,10 @@ class TransformersModel(Workload):
         held = {name: one for name, one in self._expert_matrices.items() if one.tensor in tensors}
         matrices = {name: one.select(tensors[one.tensor]) for name, one in held.items()}
         tensors = {name: t for name, t in tensors.items() if name not in {one.tensor for one in held.values()}}
-        packed = {name: PackedTarget(tensor) for name, tensor in tensors.items() if tensor.dtype == torch.uint8}
-        return (
-            tensors
-            | matrices
-            | {n: t for n, t in packed.items() if own.get(self.init_from_name(n) or "") != tensors[n].shape}
-        )
+        for name, tensor in tensors.items():
+            if tensor.dtype == torch.uint8 and own.get(self.init_from_name(name) or "") != tensor.shape:
+                tensors[name] = PackedTarget(tensor)
+        return tensors | matrices
 
     def data(self, split: str) -> Samples:
         if self.of_images:
