@@ -159,7 +159,7 @@ def resume(run: str | Path, overrides: Any = (), *, changed_code: bool = False, 
 
 
 def resolve_parallel(spec: RunSpec, rank_info: RankInfo | None) -> RunSpec:
-    """Write out the layout: the plan's for `parallel: auto` on a named cluster, and the launcher's number of ranks."""
+    """Write out the layout: the plan's for `parallel: auto`, with the launcher's number of ranks."""
     chosen = apply_plan(spec, None if rank_info is None else rank_info.world)
     if rank_info is not None:
         return fit_to_launcher(chosen, rank_info)
@@ -201,7 +201,7 @@ class _Request:
         spec, layout, finished = self._find_progress(log)
         if finished is not None:
             return RunResult(*finished, launched)
-        with failures.translate_failures(spec):  # before the ranks join: a large corpus may take longer than they wait
+        with failures.translate_failures(spec):  # before ranks join, who would not wait so long
             workload = build_workload(spec)
             workload.prepare(log)
 
@@ -224,7 +224,7 @@ class _Request:
         folder = self._find_folder()
         run, workload = self._open_run(spec, layout, folder, log)
         try:
-            with run.lock(log) as locked:  # before any rank starts, which would write beside those of another process
+            with run.lock(log) as locked:  # before any rank writes beside another process
                 run.remove_heartbeats()
                 result = RunResult(*_train_with_retries(spec, layout, self.show, locked, workload))
                 upload_run(result.path)
@@ -244,7 +244,7 @@ class _Request:
         return run.path if self.resume_or_start and self.resume is None and run.spec_file.is_file() else self.resume
 
     def _find_progress(self, log: LogFn) -> tuple[RunSpec, Layout, tuple[Path, Summary] | None]:
-        """Return the spec as an earlier attempt left it, its layout and, if the run is finished, (folder, summary)."""
+        """Return the spec as an earlier attempt left it, its layout and, if it is finished, the run."""
         layout = layout_of(self.spec)
         folder = self._find_folder() if self.resume_or_start else None
         if folder is None:
@@ -270,7 +270,7 @@ class _Request:
 def _train_with_retries(
     spec: RunSpec, layout: Layout, show: Show, run: RunDir, workload: BaseWorkload | None
 ) -> tuple[Path, Summary]:
-    """Train on ranks that are started here; again in smaller passes if memory runs out, or on fewer if one is lost."""
+    """Train on ranks of this machine; again in smaller passes, or on fewer ranks, after some failures."""
     try:
         return _run_ranks(spec, layout, show, run, workload)
     except RunFailed as error:

@@ -1,7 +1,7 @@
 """The command `paceline adopt`: files of other tools in, a table and a run file out."""
 
-import argparse
 import shlex
+from argparse import Namespace
 
 from paceline.convert.adopt import Adopted, adopt
 from paceline.convert.draft import ConvertedKey
@@ -15,7 +15,7 @@ from paceline.io.terminal import build_console
 MAX_VALUE_CHARS = 40
 
 
-def run_adopt(args: argparse.Namespace) -> int:
+def run_adopt(args: Namespace) -> int:
     console = build_console()
     if args.line and args.command:
         raise option_error("--command", "another command is given after --; leave one of them out", "conflict")

@@ -1,7 +1,7 @@
 """The command `doctor`: check this machine or several nodes, and print a table or JSON."""
 
-import argparse
 import os
+from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +18,7 @@ from paceline.launch.environment import SINGLE_RANK, detect_rank
 STYLES = {Health.LOOK: "yellow", Health.WRONG: "bold red", Health.NOT_HERE: "dim"}
 
 
-def run_doctor(args: argparse.Namespace) -> int:
+def run_doctor(args: Namespace) -> int:
     if args.links:
         from paceline.cli.measure import run_measure_links
 

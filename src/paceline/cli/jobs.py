@@ -1,8 +1,8 @@
 """The commands `submit`, `jobs`, `logs` and `cancel`."""
 
-import argparse
 import shlex
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -42,7 +42,7 @@ MAX_LOG_BYTES = 1 << 20
 """Only the end of a longer log is shown."""
 
 
-def run_jobs(args: argparse.Namespace) -> int:
+def run_jobs(args: Namespace) -> int:
     for folder in args.folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder of runs", code="not-found")
@@ -77,7 +77,7 @@ def _build_jobs_table(rows: list[JobRow]) -> Table:
     return table
 
 
-def run_logs(args: argparse.Namespace) -> int:
+def run_logs(args: Namespace) -> int:
     if args.follow and args.json:
         raise option_error("--follow", "--json prints once; leave one out", "conflict")
     found = find_run(args.run)
@@ -102,7 +102,7 @@ def run_logs(args: argparse.Namespace) -> int:
 
 
 def _follow_log(job: str, file: Path, offsets: dict[str, int]) -> None:
-    """Print a log until its job has ended. Once the queue has answered, failed polls are ignored: the job runs on."""
+    """Print a log until its job has ended; later polls of the queue may fail."""
     asked, state = 0.0, None
     while True:
         if time.monotonic() - asked > ASK_EVERY_S:
@@ -126,7 +126,7 @@ def _print_log(job: str, file: Path, offsets: dict[str, int], titled: bool = Fal
 
 
 def _read_new_text(job: str, file: Path, offsets: dict[str, int]) -> str:
-    """Return what a log has gained since the last call; `offsets` remembers how much was read of each job's."""
+    """Return what a log has gained since the last call, by the `offsets` that were read."""
     if not file.is_file():  # opening a pipe would block
         return ""
     try:
@@ -140,7 +140,7 @@ def _read_new_text(job: str, file: Path, offsets: dict[str, int]) -> str:
     return text.decode(errors="replace")
 
 
-def run_cancel(args: argparse.Namespace) -> int:
+def run_cancel(args: Namespace) -> int:
     commands.require_slurm()
     found = [find_active_jobs(given) for given in args.runs]  # cancel none if one cannot be found
     for run, jobs in found:
@@ -160,7 +160,7 @@ MEASURE_LINES = """  {file}
   when it is done:  paceline report {run}/ranks-*"""
 
 
-def run_submit(args: argparse.Namespace) -> int:
+def run_submit(args: Namespace) -> int:
     given = {name: getattr(args, name) for name in JobOptions.__annotations__}
     asked: Any = {name: value for name, value in given.items() if value is not None}
     site, out, dry_run = args.site, args.out, args.dry_run
@@ -190,7 +190,7 @@ def run_submit(args: argparse.Namespace) -> int:
 
 
 def print_queue(spec: RunSpec, asked: JobOptions, site: str | None, words: Sequence[str], as_json: bool) -> int:
-    """Print when each number of nodes would start and end, which to take, and the line that submits it."""
+    """Print when each number of nodes would start and end, and how to submit the best."""
     nodes = str(asked.pop("nodes", ""))
     counts = parse_numbers(nodes, "--nodes", different=True) if nodes else []
     found = compare_queue(spec, read_site(site), asked, sorted(counts))

@@ -72,7 +72,7 @@ def list_keys(workload: str = registry.DEFAULT_WORKLOAD) -> list[Key]:
 
 
 def suggest_key(option: str, value: str = "") -> str:
-    """Return a hint with the key that was meant by an option which a verb does not have; "" if none is near."""
+    """Return a hint with the key that an unknown option means; "" if none is near."""
     word = option.lstrip("-").partition("=")[0].replace("-", "_")
     value = option.partition("=")[2] or value
     names = {key.name.rpartition(".")[2]: key.name for key in reversed(list_keys())}

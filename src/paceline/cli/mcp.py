@@ -1,12 +1,12 @@
-"""The command `mcp`: a server of the Model Context Protocol, through which coding assistants plan, check and measure.
+"""The command `mcp`: coding assistants plan, check and measure by the Model Context Protocol.
 
-Each tool is a verb of the command line, run in its own process with `--json`: standard output belongs to the protocol.
+Each tool is a verb in a process of its own, since standard output belongs to the protocol.
 """
 
-import argparse
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +56,7 @@ def run_verb(verb: str, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def run_mcp(args: argparse.Namespace) -> int:
+def run_mcp(args: Namespace) -> int:
     try:
         from mcp.server import MCPServer
     except ImportError:

@@ -1,8 +1,8 @@
 """The commands `measure` and `check`."""
 
-import argparse
 import os
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +24,7 @@ from paceline.trials.check import build_parity_table, check
 MOST_RANKS = 1024
 
 
-def run_measure(args: argparse.Namespace) -> int:
+def run_measure(args: Namespace) -> int:
     if args.links:
         return run_measure_links(args)
     options = _check_options(args)
@@ -45,7 +45,7 @@ def run_measure(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_gate(args: argparse.Namespace, options: dict[str, Any]) -> int:
+def _run_gate(args: Namespace, options: dict[str, Any]) -> int:
     """Write a baseline, or compare new runs with it; they are kept only with `--out`."""
     from paceline.measurement import baseline as gate
 
@@ -69,7 +69,7 @@ def _run_gate(args: argparse.Namespace, options: dict[str, Any]) -> int:
     return 1 if found else 0
 
 
-def _measure(args: argparse.Namespace, options: dict[str, Any]) -> Measurement:
+def _measure(args: Namespace, options: dict[str, Any]) -> Measurement:
     if args.command:
         return _measure_command(args, options)
     from paceline.measurement.measure import measure
@@ -83,7 +83,7 @@ def _measure(args: argparse.Namespace, options: dict[str, Any]) -> Measurement:
     return measure(spec, [] if alone else ranks, layouts=layouts, weak=args.weak, **options)
 
 
-def _measure_command(args: argparse.Namespace, options: dict[str, Any]) -> Measurement:
+def _measure_command(args: Namespace, options: dict[str, Any]) -> Measurement:
     from paceline.measurement.scripts.measure_command import measure_command
 
     for option in ("layouts", "weak"):
@@ -95,8 +95,8 @@ def _measure_command(args: argparse.Namespace, options: dict[str, Any]) -> Measu
     return measure_command(args.command, ranks, steps_by=args.steps_by, **options)
 
 
-def _check_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what run files and commands are measured with alike; raise UserError for an impossible number."""
+def _check_options(args: Namespace) -> dict[str, Any]:
+    """Return the options that run files and commands share, or raise UserError."""
     for name, least in (("steps", 4), ("repeats", 1)):
         if getattr(args, name) < least:
             raise option_error(f"--{name}", f"{getattr(args, name)} is too few; use {least} or more")
@@ -104,7 +104,7 @@ def _check_options(args: argparse.Namespace) -> dict[str, Any]:
     return {**given, "price": check_price(args.price), "log": warn}
 
 
-def run_measure_links(args: argparse.Namespace) -> int:
+def run_measure_links(args: Namespace) -> int:
     gpus = len(list_gpu_names())
     ranks = parse_numbers(getattr(args, "ranks", "") or str(max(2, gpus)), "--ranks", different=True)
     if len(ranks) > 1 or not 2 <= ranks[0] <= MOST_RANKS:
@@ -133,7 +133,7 @@ def run_measure_links(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_recalibrate(args: argparse.Namespace) -> int:
+def run_recalibrate(args: Namespace) -> int:
     """`calibrate --from`: correct a calibration by a measurement on its machine."""
     console = build_console()
     from paceline.measurement.recalibration import update_calibration
@@ -153,7 +153,7 @@ def run_recalibrate(args: argparse.Namespace) -> int:
 
 
 def render_measurement(found: Measurement, verbose: bool = False) -> Iterator[Any]:
-    """Yield what to print, part by part, for rich: the verdict and one table, or with `verbose` all of them."""
+    """Yield what rich is to print: the verdict and one table, or with `verbose` all of them."""
     measured = found.measured
     for line in found.verdict:
         yield from wrap_lines(line, "")
@@ -177,7 +177,7 @@ def render_measurement(found: Measurement, verbose: bool = False) -> Iterator[An
         yield from wrap_lines(finding.text + (f". To change it: {finding.advice}" if finding.advice else ""), "→ ")
 
 
-def run_check(args: argparse.Namespace) -> int:
+def run_check(args: Namespace) -> int:
     spec = load_spec(args.words, "check")
     numbers = {n: parse_numbers(getattr(args, n), f"--{n}", different=True) for n in ("ranks", "accumulate")}
     if args.steps < 1:

@@ -1,8 +1,8 @@
 """The commands `plan` and `calibrate`: arguments, tables and JSON."""
 
-import argparse
 import os
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PAGE_OPTIONS = "samples tokens mtbf restart price spot_price budget min_efficiency calibration"
 
 
-def build_spec_from_options(args: argparse.Namespace) -> "RunSpec | None":
+def build_spec_from_options(args: Namespace) -> "RunSpec | None":
     """Build the run that options describe instead of a run file; None if there are no such options."""
     known = registry.list_plan_options()
     given = {
@@ -57,7 +57,7 @@ def build_spec_from_options(args: argparse.Namespace) -> "RunSpec | None":
     return build_spec(values, origins)
 
 
-def run_plan(args: argparse.Namespace) -> int:
+def run_plan(args: Namespace) -> int:
     """Print the plan, or compare clusters; write --page, --out and --emit files; return 1 if nothing fits."""
     from paceline.planner.compare import Comparison
     from paceline.planner.target import resolve_target
@@ -122,8 +122,8 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0 if found.fits and not failed else 1
 
 
-def _build_planner(args: argparse.Namespace) -> "Callable[[RunSpec, Sequence[int], str], Plan]":
-    """Return a function that plans a spec on numbers of devices of a cluster, with the options of the command."""
+def _build_planner(args: Namespace) -> "Callable[[RunSpec, Sequence[int], str], Plan]":
+    """Return a function that plans a spec on numbers of devices of a cluster, as the options ask."""
     from paceline.planner.plan import plan
     from paceline.planner.rows import HourlyRates, Requirements
 
@@ -140,7 +140,7 @@ def _build_planner(args: argparse.Namespace) -> "Callable[[RunSpec, Sequence[int
     return lambda spec, devices, cluster: plan(spec, cluster, devices, **options)
 
 
-def _page_command(args: argparse.Namespace) -> list[str]:
+def _page_command(args: Namespace) -> list[str]:
     """Return the command that made the plan, which a page adds its settings to."""
     options = {f"--{name.replace('_', '-')}": name for name in PAGE_OPTIONS.split()}
     options |= {option: what.key for option, (_, what) in registry.list_plan_options().items()}
@@ -156,7 +156,7 @@ def _is_calibration(path: Path) -> bool:
         return False
 
 
-def _calibrate_run(args: argparse.Namespace, ranks: list[int]) -> int:
+def _calibrate_run(args: Namespace, ranks: list[int]) -> int:
     """Time the run's own steps on this machine, and correct the calibration by them."""
     from paceline.cli.measure import run_recalibrate
     from paceline.measurement.measure import measure
@@ -168,7 +168,7 @@ def _calibrate_run(args: argparse.Namespace, ranks: list[int]) -> int:
         return run_recalibrate(args)
 
 
-def run_calibrate(args: argparse.Namespace) -> int:
+def run_calibrate(args: Namespace) -> int:
     if args.measured is not None:
         from paceline.cli.measure import run_recalibrate
 

@@ -1,9 +1,9 @@
 """The commands `predict` and `export`."""
 
-import argparse
 import csv
 import io
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ SHOWN_ROWS = 20
 MAX_INPUT_CHARS = 56
 
 
-def run_predict(args: argparse.Namespace) -> int:
+def run_predict(args: Namespace) -> int:
     console = build_console()
     out: Path | None = args.out
     if out is not None:
@@ -123,7 +123,7 @@ def _print_predictions(inputs: PredictInputs, found: Predictions, console: Any) 
         console.print(f"and {len(found) - SHOWN_ROWS:,} more; all of them with  --out FILE.csv")
 
 
-def run_export(args: argparse.Namespace) -> int:
+def run_export(args: Namespace) -> int:
     from paceline.inference.export import export
 
     which = "best" if args.best else "newest"

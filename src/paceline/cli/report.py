@@ -1,6 +1,6 @@
 """The commands `report`, `watch` and `runs`."""
 
-import argparse
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from paceline.runlog.summary import read_summary
 MAX_DRAWN = 500  # runs; more are listed in plain lines, which are printed at once
 
 
-def run_report(args: argparse.Namespace) -> int:
+def run_report(args: Namespace) -> int:
     from paceline.reports.report import report
 
     options = {name: getattr(args, name) for name in ("title", "warmup", "only")}
@@ -36,7 +36,7 @@ def run_report(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_watch(args: argparse.Namespace) -> int:
+def run_watch(args: Namespace) -> int:
     from paceline.reports.watch import watch
     from paceline.slurm.jobs import find_run
 
@@ -70,7 +70,7 @@ def _dump_run(row: RunRow) -> dict[str, Any]:
     return {**facts, **{name: ended.get(name) for name in names}}
 
 
-def run_runs(args: argparse.Namespace) -> int:
+def run_runs(args: Namespace) -> int:
     console = build_console()
     folders = args.folders or [Path("runs")]
     found = [row for folder in folders for row in list_runs(folder)]

@@ -1,7 +1,7 @@
 """The verb `sweep` as a command: trials in, a table, sweep.json, sweep.csv and a page out."""
 
-import argparse
 import shlex
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from paceline.trials.sweep import Sweep, SweepOptions, SweepPlan, build_sweep_pl
 SHOWN = 30
 
 
-def run_sweep(args: argparse.Namespace) -> int:
+def run_sweep(args: Namespace) -> int:
     words = args.words
     spec, choices = load_spec(words[:1], "sweep"), _parse_options(args)
     if args.trial is not None or args.show:
@@ -36,7 +36,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     return 0
 
 
-def _parse_options(args: argparse.Namespace) -> SweepOptions:
+def _parse_options(args: Namespace) -> SweepOptions:
     if args.random and args.optuna:
         raise option_error("--optuna", "--random draws trials too; leave one out", "conflict")
     given = {name: getattr(args, name) for name in ("trials", "halving", "jobs", "score", "seed", "retry")}

@@ -1,7 +1,7 @@
 """The commands `train`, `explain` and `launch`."""
 
-import argparse
 import logging
+from argparse import Namespace
 from pathlib import Path
 
 from paceline.cli.arguments import load_spec
@@ -10,7 +10,7 @@ from paceline.errors import UserError
 from paceline.io.terminal import build_console, warn
 
 
-def run_train(args: argparse.Namespace) -> int:
+def run_train(args: Namespace) -> int:
     from paceline.api import train
     from paceline.io.files import print_json, to_flat
     from paceline.trainer.run import build_follow_up_spec, build_resumed_spec
@@ -39,7 +39,7 @@ def run_train(args: argparse.Namespace) -> int:
     return 0 if result.status in ("finished", "stopped") else 1
 
 
-def run_explain(args: argparse.Namespace) -> int:
+def run_explain(args: Namespace) -> int:
     from paceline.io.files import print_json
     from paceline.runlog.run_dir import find_recorded_spec
     from paceline.trainer import explain
@@ -70,7 +70,7 @@ def run_explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_launch(args: argparse.Namespace) -> int:
+def run_launch(args: Namespace) -> int:
     from paceline.launch.command import launch_command
 
     own = ["--", *args.command] if args.before and args.command else args.command

@@ -233,7 +233,7 @@ def _complete(draft: Draft, target: Path | None) -> None:
 
 
 def _check(values: Mapping[str, Any], draft: Draft) -> None:
-    """Build the run file as far as it can be read without the user's own code, so that it is valid when written."""
+    """Build the run file, but for what is the user's own code, so that it is valid when written."""
     own = () if values.get("workload") in BUILT_IN else ("workload", "model", "data")
     origins = {key: line.comment for key, line in draft.lines.items() if line.comment}
     layout_of(build_spec({key: value for key, value in values.items() if key not in own}, origins))

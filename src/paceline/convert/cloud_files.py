@@ -1,4 +1,4 @@
-"""Read files of Kubernetes and SkyPilot: the machines that they request, and the command that starts ranks there."""
+"""Read files of Kubernetes and SkyPilot: machines, and the command that starts ranks there."""
 
 import re
 import shlex

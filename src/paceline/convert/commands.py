@@ -23,9 +23,9 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d*)?(e-?\d+)?")
 PYTHON = re.compile(r"python[\d.]*")
 VARIABLE = re.compile(r"\$\{?\w+(\[[@*]\])?\}?|jsrun|lrun|ibrun")
-"""A word that only the running job, or its cluster, knows: before a program it is a launcher, or the interpreter."""
+"""A word that only the job or its cluster knows: before a program, a launcher or the interpreter."""
 MIN_TRAINER_OPTIONS = 2
-"""So many names of TrainingArguments among the options of a script make it one of the Trainer,"""
+"""So many names of TrainingArguments make a script one of the Trainer,"""
 COMMON_OPTIONS = {"learning_rate", "output_dir", "max_steps", "warmup_ratio", "max_grad_norm", "adam_beta1"}
 """unless all of them are these, which other scripts have too, or the batch has another name."""
 LIGHTNING_VERBS = ("fit", "validate", "test", "predict")
@@ -38,7 +38,7 @@ class _CommandLine:
 
     words: list[str]
     folder: Path
-    environment: Mapping[str, str]
+    env: Mapping[str, str]
     """What a shell within it sees."""
     sources: list[Settings] = field(default_factory=list)
     unknown_launcher: str = ""
@@ -47,11 +47,11 @@ class _CommandLine:
         self.sources.append(Settings(name, load_table(table), values or {}, self.folder, **options))
 
 
-def tool_of(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+def tool_of(words: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     """Return the launcher or Python that a command begins with; empty if it is neither."""
     words = _as_launcher(_strip_wrappers(list(words)))
-    inner = choose_command(_read_inner_shell(words, environment or {}))
-    return tool_of(inner.words, inner.environment) if inner.words else _tool_named(words)
+    inner = choose_command(_read_inner_shell(words, env or {}))
+    return tool_of(inner.words, inner.env) if inner.words else _tool_named(words)
 
 
 def _tool_named(words: Sequence[str]) -> str:
@@ -65,16 +65,16 @@ def _tool_named(words: Sequence[str]) -> str:
 
 def read_command(command: ShellCommand, folder: Path) -> list[Settings]:
     """Return the settings of a command, one source per tool that takes part in it."""
-    line = _CommandLine(command.words, folder, command.environment)
+    line = _CommandLine(command.words, folder, command.env)
     while line.words:
         _read_environment(line)
         line.words = _as_launcher(_strip_wrappers(line.words))
-        if inner := _read_inner_shell(line.words, line.environment):
+        if inner := _read_inner_shell(line.words, line.env):
             line.words = choose_command(inner).words
             if extra := list_preparations(inner):
                 line.add("the shell", "environment", extra=tuple(extra))
             continue
-        tool = tool_of(line.words, line.environment)
+        tool = tool_of(line.words, line.env)
         if not tool:
             break
         rest = line.words[1:]
@@ -93,14 +93,14 @@ def read_command(command: ShellCommand, folder: Path) -> list[Settings]:
 
 def choose_command(commands: Sequence[ShellCommand]) -> ShellCommand:
     """Return the first command that starts a known tool, as in `cd src && torchrun …`, or else the first one."""
-    known = (command for command in commands if tool_of(command.words, command.environment))
+    known = (command for command in commands if tool_of(command.words, command.env))
     return next(known, commands[0] if commands else ShellCommand([], 1, {}))
 
 
-def _read_inner_shell(words: list[str], environment: Mapping[str, str]) -> list[ShellCommand]:
+def _read_inner_shell(words: list[str], env: Mapping[str, str]) -> list[ShellCommand]:
     """Return the commands in `bash -c 'commands'`; none for another command."""
     if len(words) > 2 and Path(words[0]).name in SHELLS and re.fullmatch(r"-[a-z]*c", words[1]):
-        return evaluate_script(words[2], environment, words[4:]).commands
+        return evaluate_script(words[2], env, words[4:]).commands
     return []
 
 
@@ -125,7 +125,7 @@ def _read_environment(line: _CommandLine) -> None:
     if found := next(filter(VARIABLE.fullmatch, line.words[: len(before) + 1]), ""):
         line.unknown_launcher = found
         extra.append(("launcher", found, note(AT_RUN_TIME, review=True)))
-    if (given or extra) and tool_of(line.words, line.environment):
+    if (given or extra) and tool_of(line.words, line.env):
         line.add("the shell", "environment", known, extra=tuple(extra))
 
 
@@ -164,13 +164,13 @@ def _read_launcher(line: _CommandLine, tool: str, words: list[str]) -> None:
     found, rest, extra = parse_options(words, table)
     module = found.pop("module", None)
     if tool == "sbatch" and isinstance(wrapped := found.pop("wrap", None), str):
-        rest = choose_command(evaluate_script(wrapped, line.environment).commands).words
+        rest = choose_command(evaluate_script(wrapped, line.env).commands).words
     python, scheduled = bool(rest) and rest[0].endswith(".py"), tool in ("srun", "sbatch")
-    started = tool_of(rest, line.environment)
+    started = tool_of(rest, line.env)
     if scheduled and not started and not python and (start := find_program(rest[1:])) is not None:
         extra.append(("wrapper", shlex.join(rest[: start + 1]), note("for the shell: put it before  paceline train")))
         rest = rest[start + 1 :]
-        started = tool_of(rest, line.environment)
+        started = tool_of(rest, line.env)
     if scheduled and rest and not python and not started:
         words = rest[1:] if Path(rest[0]).name in SHELLS else rest
         script = next((word for word in words if not word.startswith("-")), rest[0])

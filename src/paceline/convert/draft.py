@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.convert.key_tables import PacelineTable, load_table
-from paceline.convert.rules import Outcome, Translation, UnreadableValue, note, reject
+from paceline.convert.rules import Outcome, Translation, Unreadable, note, reject
 from paceline.convert.shell import AT_RUN_TIME, is_unknown
 from paceline.convert.sources import Settings
 from paceline.errors import UserError, did_you_mean
@@ -199,7 +199,7 @@ def _translate_key(source: Settings, key: str, value: Any) -> Translation:
         return reject(reason, review=True)
     try:
         return rule(value)
-    except UnreadableValue as kind:
+    except Unreadable as kind:
         if is_unknown(value):
             return note(AT_RUN_TIME, review=True)
         if source.table is load_table("script_options"):
@@ -210,7 +210,7 @@ def _translate_key(source: Settings, key: str, value: Any) -> Translation:
 def _list_claims(source: Settings, key: str) -> list[str]:
     """Return what a key would claim if its value were a number."""
     rule = source.table.rule(key)
-    with suppress(UnreadableValue):
+    with suppress(Unreadable):
         return list(rule(1).claims) if rule is not None else []
     return []
 

@@ -55,12 +55,12 @@ def read_job(text: str, name: str, folder: Path, variables: Mapping[str, str] | 
     asked = _read_sbatch_lines(text, name)
     sources = [Settings(name, load_table("slurm"), asked, folder, prefix="--")] if asked else []
     script = evaluate_script(text, {**_predict_slurm_variables(asked), **(variables or {})})
-    commands = [command for command in script.commands if tool_of(command.words, command.environment)]
+    commands = [command for command in script.commands if tool_of(command.words, command.env)]
     read = [(command, read_command(command, Path())) for command in commands]
     started = [command for command, found in read if found]  # not `python -c`
     options = load_table("script_options")  # of a program, unlike `srun ray start` and `srun bash -c 'rm …'`
     programs = [command for command, found in read if any(one.table is options for one in found)] or started
-    ranks = [command for command in programs if tool_of(command.words, command.environment) != "python"] or programs
+    ranks = [command for command in programs if tool_of(command.words, command.env) != "python"] or programs
     different = {_strip_node_options(command.words) for command in ranks}
     if len(different) > 1:
         lines = ", ".join(str(command.line) for command in ranks)

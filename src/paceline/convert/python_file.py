@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.convert.key_tables import KeyTable, load_table
-from paceline.convert.rules import Outcome, Translation, UnreadableValue, accept, note
+from paceline.convert.rules import Outcome, Translation, Unreadable, accept, note
 from paceline.convert.sources import Extra, Settings
 from paceline.io.files import flatten_keys
 
@@ -80,7 +80,7 @@ def _translate_expression(table: KeyTable, key: str, text: str) -> Translation:
     """Judge an argument that is not a literal: its rule counts if it does not look at the value."""
     rule = table.rule(key)
     if rule is not None:
-        with suppress(UnreadableValue):
+        with suppress(Unreadable):
             if (translation := rule(text)).outcome in (Outcome.KEPT, Outcome.NOTED):
                 return translation
     return note("known only when the script runs")
@@ -99,7 +99,7 @@ def _choose_table(function: str, given: dict[str, ast.expr]) -> tuple[KeyTable |
 
 
 def _read_literal(node: ast.expr) -> Any:
-    """Return a literal, or a dotted name as text (torch.bfloat16, ShardingStrategy.FULL_SHARD); None for the rest."""
+    """Return a literal, or a dotted name as text (torch.bfloat16); None for the rest."""
     with suppress(*NOT_LITERAL):
         return ast.literal_eval(node)
     name = _name_of(node)

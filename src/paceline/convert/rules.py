@@ -44,7 +44,7 @@ class Translation:
 
 
 Rule = Callable[[Any], Translation]
-"""From the value of a key; UnreadableValue where the value cannot be read."""
+"""From the value of a key; Unreadable where the value cannot be read."""
 
 
 keep, note = partial(Translation, Outcome.KEPT, {}), partial(Translation, Outcome.NOTED, {})
@@ -57,14 +57,14 @@ SHARDS = {"full_shard": "fsdp", "shard_grad_op": "zero2", "no_shard": "ddp", "hy
 STRATEGIES = {"ddp": "ddp", "fsdp": "fsdp", "deepspeed": "zero2", "ddp_sharded": "zero2"}
 
 
-class UnreadableValue(ValueError):
+class Unreadable(ValueError):
     """A value of the wrong type; the text says what it must be."""
 
 
 def parse_int(value: Any) -> int:
     number = parse_number(value)
     if number % 1:  # infinity too
-        raise UnreadableValue("a whole number")
+        raise Unreadable("a whole number")
     return int(number)
 
 
@@ -73,7 +73,7 @@ def parse_number(value: Any) -> float:
         with suppress(TypeError, ValueError, OverflowError):
             number = float(value)  # also of a whole number: no setting is too large for it
             return value if isinstance(value, int) else number
-    raise UnreadableValue("a number")
+    raise Unreadable("a number")
 
 
 def parse_bool(value: Any) -> bool:
@@ -81,20 +81,20 @@ def parse_bool(value: Any) -> bool:
         return value
     if (text := str(value).lower()) in ("true", "yes", "1", "false", "no", "0"):
         return text in ("true", "yes", "1")
-    raise UnreadableValue("true or false")
+    raise Unreadable("true or false")
 
 
 def parse_word(value: Any) -> str:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
-    raise UnreadableValue("a word")
+    raise Unreadable("a word")
 
 
 PARSERS: dict[str, Callable[[Any], Any]] = {"int": parse_int, "number": parse_number, "word": parse_word, "text": str}
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value asks for nothing: null, false, an empty text or list, or one of the words for none."""
+    """Whether a value is null, false, an empty text or list, or one of the words for none."""
     return value is None or value is False or value in ("", "no", "none", "off", "false", "None", "NO", [], {}, ())
 
 
@@ -109,7 +109,7 @@ def _apply_entry(entry: Entry, value: Any) -> Translation:
     apply = next(apply for kind, apply in KINDS.items() if kind in entry)
     try:
         return apply(entry, value)
-    except UnreadableValue:
+    except Unreadable:
         if "unreadable" not in entry:
             raise
         return note(entry["unreadable"])
@@ -195,7 +195,7 @@ def translate_offload_param(value: Any) -> Translation:
 def translate_loggers(value: Any) -> Translation:
     """A name, a class path, or a list of names."""
     if value is not None and not isinstance(value, str | list | bool):
-        raise UnreadableValue("a name or a list of names")
+        raise Unreadable("a name or a list of names")
     names = value if isinstance(value, list) else [value]
     if all(isinstance(name, bool) or is_off(name) or name == "all" for name in names):
         return keep("events are in the run folder")
@@ -308,7 +308,7 @@ def translate_fsdp_words(value: Any) -> Translation:
     if value is True:
         return accept({"parallel.strategy": "fsdp"}, priority=-1)
     if not isinstance(value, str | list):
-        raise UnreadableValue("words such as 'full_shard auto_wrap'")
+        raise Unreadable("words such as 'full_shard auto_wrap'")
     words = value.split() if isinstance(value, str) else [str(part) for part in value]
     ways = [SHARDS[part] for part in words if part in SHARDS]
     claims: dict[str, Any] = {"parallel.strategy": ways[0]} if ways else {}

@@ -1,4 +1,4 @@
-"""Evaluate shell scripts with tree-sitter-bash, as far as their text alone determines the result. Nothing is executed.
+"""Evaluate shell scripts as far as their text determines the result. Nothing is executed.
 
 A word that depends on anything else (the output of a command, a variable of the caller, a branch that may not run)
 keeps the text of its expansion, such as `$LR` or `$(…)`, by which `is_unknown` recognises it.
@@ -44,7 +44,7 @@ class ShellCommand:
     words: list[str]
     """With the assignments `NAME=value` before the command."""
     line: int
-    environment: Mapping[str, str]
+    env: Mapping[str, str]
     """Exported variables, as a shell that this command starts sees them."""
 
 
@@ -62,7 +62,7 @@ class ShellScript:
 def evaluate_script(
     text: str, variables: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> ShellScript:
-    """Return the commands of a script with their words expanded; `variables` are those that its caller exports."""
+    """Return the commands of a script, their words expanded; its caller exports `variables`."""
     known: dict[str, Value] = dict(variables or {})
     if arguments:
         known[ARGUMENTS] = list(arguments)
@@ -273,7 +273,7 @@ class _Evaluator:
         return self.line + node.start_point[0]
 
     def expand(self, node: Node, *, quoted: bool = False) -> list[str]:
-        """Return the words that a node becomes: usually one, several for an array or an unquoted text with blanks."""
+        """Return the words of a node: several for an array or an unquoted text with blanks."""
         text = _text(node)
         blank = text[: len(text) - len(text.lstrip())] if quoted else ""  # in "$A $B" it belongs to the second node
         match node.type:
@@ -302,7 +302,7 @@ class _Evaluator:
         return [re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""))]
 
     def join(self, nodes: Iterable[Node], *, quoted: bool) -> list[str]:
-        """Return adjacent parts as one word, or as several where an array among them ends one and begins another."""
+        """Return adjacent parts as one word, or as several if an array is among them."""
         words, end = [""], None
         for node in nodes:
             lines = 0 if end is None else node.start_byte - end  # ends of lines in a string have no node
@@ -363,13 +363,13 @@ def _text(node: Node) -> str:
 
 
 def _mark(node: Node) -> str:
-    """Return the text of an expansion whose value is unknown, without blanks, at which words are split."""
+    """Return the text of an unknown expansion, without blanks, at which words are split."""
     text = re.sub(r"^\$\{(\w+)\}$", r"$\1", _text(node).strip())
     return OUTPUT if re.search(r"\s", text) else text
 
 
 def _agreed_value(name: str, values: Sequence[Value | None]) -> Value:
-    """Return the value that all branches leave, the beginning that they share of an array, or the name as unknown."""
+    """Return the value that all branches leave, the shared beginning of an array, or the name as unknown."""
     first = values[0]
     if first is not None and all(value == first for value in values):
         return first

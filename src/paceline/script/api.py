@@ -1,4 +1,4 @@
-"""The interface of a run that a script gets from `with paceline.run(…) as run`, and checks of what it passes."""
+"""The run that a script gets from `with paceline.run(…) as run`, and checks of what it passes."""
 
 import json
 from abc import ABC, abstractmethod
@@ -147,7 +147,7 @@ def check_dataset(dataset: Any) -> None:
 
 
 def take_share(dataset: Any, rank: int, ranks: int, equal: bool) -> Any:
-    """Return every `ranks`-th sample; `equal`: all ranks must get as many, as they compute each pass together."""
+    """Return every `ranks`-th sample; `equal`: all ranks must get as many."""
     if equal and len(dataset) % ranks:
         raise misuse_error("run.share", "unequal", samples=len(dataset), ranks=ranks)
     if isinstance(dataset, tuple):
@@ -225,7 +225,7 @@ def reject_scheduler(optimizer: Optimizer) -> None:
 
 
 def guard_optimizer(optimizer: Optimizer, updating: Callable[[], bool]) -> None:
-    """Reject `optimizer.step()` and `zero_grad()` in the script: the run calls both, once for each global batch."""
+    """Reject `optimizer.step()` and `zero_grad()` in the script: the run calls both."""
     for name in ("step", "zero_grad"):
         own = getattr(optimizer, name)
 

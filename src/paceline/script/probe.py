@@ -1,4 +1,4 @@
-"""Run a script until it has answered a question: its model, its data, or the loss of a batch. Nothing is trained."""
+"""Run a script until it gives its model, its data, or the loss of a batch. Nothing is trained."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping

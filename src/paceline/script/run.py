@@ -105,7 +105,7 @@ def derive_script_spec(script: Path, overrides: Any = ()) -> RunSpec:
 
 
 def build_script_spec(file: RunFile, overrides: Any, script: Path, arguments: Sequence[str]) -> RunSpec:
-    """Return the spec of a script from its run file, which need not name the script, or from overrides alone."""
+    """Return the spec of a script from its run file, if any, and overrides."""
     given = {"workload": str(script), **parse_overrides(overrides)}
     if arguments:
         given.setdefault("data.arguments", list(arguments))
@@ -161,7 +161,7 @@ def _install_excepthook(rank_info: RankInfo | None) -> None:
         if not isinstance(error, PacelineError):
             before(kind, error, trace)
             return
-        with redirect_stderr(sys.__stderr__):  # torch's own hook collects what this one prints, and an exit loses it
+        with redirect_stderr(sys.__stderr__):  # torch's hook collects what is printed, and loses it
             print_error(error, rank_info or SINGLE_RANK)
             for note in getattr(error, "__notes__", ()):
                 warn(note)

@@ -93,7 +93,7 @@ def execute_script(spec: RunSpec, run: InjectedRun) -> None:
 
 
 def _stop_own_loop(spec: RunSpec, *_: Any) -> None:
-    """Before an optimiser step, raise UserError if the script neither called `paceline.run()` nor names Paceline."""
+    """Raise UserError before an optimiser step of a script that never names Paceline."""
     if not _run_requested[0] and b"paceline" not in find_script(spec).read_bytes():
         raise build_no_run_error(spec)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.convert.key_tables import TABLES, load_table
-from paceline.convert.rules import Outcome, Translation, UnreadableValue
+from paceline.convert.rules import Outcome, Translation, Unreadable
 
 ODD = (None, True, False, -1, 0, 1, 2.5, float("inf"), float("nan"), "", "0", "auto", "none", "$N", "a:b", [], [1], {})
 
@@ -15,7 +15,7 @@ def test_every_rule_takes_any_value(name):
             translation = None
             try:
                 translation = rule(value)
-            except UnreadableValue as kind:
+            except Unreadable as kind:
                 assert str(kind), key  # noqa: PT017
             assert translation is None or isinstance(translation, Translation)
             assert translation is None or translation.outcome is not Outcome.NOT_SUPPORTED or translation.reason, (

@@ -73,7 +73,7 @@ def test_commands_have_their_lines():
 
 def test_an_inner_shell_sees_what_is_exported():
     script = evaluate_script("A=1\nexport B=$A C D=$(x)\nA=2 run\n", {"B": "0", "E": "5"})
-    assert script.commands[0].environment == {"B": "1", "E": "5", "C": "$C", "D": "$(…)", "A": "2"}
+    assert script.commands[0].env == {"B": "1", "E": "5", "C": "$C", "D": "$(…)", "A": "2"}
     assert script.exports == {"B": "1", "C": "$C", "D": "$(…)"}
 
 

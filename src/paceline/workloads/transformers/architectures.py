@@ -14,7 +14,7 @@ Linear = tuple[str, int, int]  # name, inputs, outputs
 
 
 @dataclass(frozen=True)
-class TransformerSizes:
+class Sizes:
     """Sides of the matrices of a transformer, and the parameters of its parts."""
 
     layers: int
@@ -54,7 +54,7 @@ class TransformerSizes:
         return sum(rank * (inner + outer) for name, inner, outer in self.linear if not targets or name in targets)
 
 
-def sizes_of(values: Values) -> TransformerSizes | None:
+def sizes_of(values: Values) -> Sizes | None:
     """Return the sizes that a config describes; None for an architecture that has no formula here."""
     reader = READERS.get(values["model_type"])
     if reader is None:
@@ -92,7 +92,7 @@ def _read(
     mlp_bias: bool = False,
     norms: int = 2,
     head_norms: bool = False,
-) -> TransformerSizes:
+) -> Sizes:
     """Read a decoder. `names` are those of its linear layers; queries, keys and values may be one, gate and up too."""
     width, heads, ffn, vocab = c["hidden_size"], c["num_attention_heads"], c["intermediate_size"], c["vocab_size"]
     kv_heads = c.get("num_key_value_heads") or heads
@@ -108,7 +108,7 @@ def _read(
         (down, ffn, width),
     )
     biases = qkv_bias * (q + 2 * kv) + out_bias * width + mlp_bias * (up + width)
-    return TransformerSizes(
+    return Sizes(
         *(c["num_hidden_layers"], width, heads, kv_heads, head_width, ffn, vocab),
         gated=gated,
         causal=True,
@@ -126,12 +126,12 @@ def _weights(linear: tuple[Linear, ...]) -> int:
     return sum(inner * outer for _, inner, outer in linear)
 
 
-def _with_attention_bias(c: Values, **more: Any) -> TransformerSizes:
+def _read_llama(c: Values, **more: Any) -> Sizes:
     biased = bool(c.get("attention_bias", False))
     return _read(c, qkv_bias=biased, out_bias=biased, **more)
 
 
-def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) -> TransformerSizes | None:
+def _experts(c: Values, attention: Sizes, ffn: str, shared: int = 0) -> Sizes | None:
     """Replace the feed-forward part by experts and a router; None unless all layers have them.
 
     `ffn` names the features of one, `shared` are those of an expert for all tokens.
@@ -156,24 +156,24 @@ def _experts(c: Values, attention: TransformerSizes, ffn: str, shared: int = 0) 
     )
 
 
-def _olmoe(c: Values) -> TransformerSizes | None:
-    found = _with_attention_bias(c)  # queries and keys have a norm over all heads
+def _olmoe(c: Values) -> Sizes | None:
+    found = _read_llama(c)  # queries and keys have a norm over all heads
     norms = found.width + found.width // found.heads * found.kv_heads
     return _experts(c, replace(found, layer=found.layer + norms), "intermediate_size")
 
 
-def _gemma(c: Values, **more: Any) -> TransformerSizes:
-    return replace(_with_attention_bias(c, **more), tied=bool(c.get("tie_word_embeddings", True)))
+def _gemma(c: Values, **more: Any) -> Sizes:
+    return replace(_read_llama(c, **more), tied=bool(c.get("tie_word_embeddings", True)))
 
 
-def _biased(c: Values, names: Sequence[str], attention_bias: bool = True) -> TransformerSizes:
+def _biased(c: Values, names: Sequence[str], attention_bias: bool = True) -> Sizes:
     """Read an architecture of LayerNorm and biases, whose queries, keys and values have as many heads."""
     same = {name: value for name, value in c.items() if name not in ("num_key_value_heads", "head_dim")}
     both = {"qkv_bias": attention_bias, "out_bias": attention_bias}
     return _read(same, names, gated=False, mlp_bias=True, norms=4, **both)
 
 
-def _gpt2(c: Values) -> TransformerSizes | None:
+def _gpt2(c: Values) -> Sizes | None:
     if c.get("add_cross_attention"):
         return None
     width, context = c["n_embd"], c["n_positions"]
@@ -188,7 +188,7 @@ def _gpt2(c: Values) -> TransformerSizes | None:
     )
 
 
-def _bert(c: Values, types: bool = True, names: Sequence[str] = BERT_NAMES) -> TransformerSizes:
+def _bert(c: Values, types: bool = True, names: Sequence[str] = BERT_NAMES) -> Sizes:
     width, context = c["hidden_size"], c["max_position_embeddings"]
     rows = c["vocab_size"] + context + (c.get("type_vocab_size") or 2) * types
     return replace(
@@ -203,7 +203,7 @@ def _bert(c: Values, types: bool = True, names: Sequence[str] = BERT_NAMES) -> T
     )
 
 
-def _distilbert(c: Values) -> TransformerSizes:
+def _distilbert(c: Values) -> Sizes:
     theirs = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
     theirs["intermediate_size"] = "hidden_dim"
     return _bert({**c, **{name: c[other] for name, other in theirs.items()}}, types=False, names=DISTILBERT_NAMES)
@@ -232,16 +232,16 @@ DEFAULT_DROPOUTS = {
     **{kind: {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1} for kind in BERTS},
     "distilbert": {"attention_dropout": 0.1, "dropout": 0.1},
 }
-READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
-    "llama": lambda c: _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias"))),
+READERS: dict[str, Callable[[Values], Sizes | None]] = {
+    "llama": lambda c: _read_llama(c, mlp_bias=bool(c.get("mlp_bias"))),
     "mistral": _read,
     "qwen2": lambda c: _read(c, qkv_bias=True),
-    "qwen3": lambda c: _with_attention_bias(c, head_norms=True),
+    "qwen3": lambda c: _read_llama(c, head_norms=True),
     "gemma": _gemma,
     "gemma2": lambda c: _gemma(c, norms=4),
     "gemma3_text": lambda c: _gemma(c, norms=4, head_norms=True),
     "phi3": lambda c: _read(c, PHI3_NAMES),
-    "granite": lambda c: _with_attention_bias(c, mlp_bias=bool(c.get("mlp_bias"))),
+    "granite": lambda c: _read_llama(c, mlp_bias=bool(c.get("mlp_bias"))),
     "mixtral": lambda c: _experts(c, _read(c), "intermediate_size"),
     "qwen2_moe": lambda c: _experts(
         c,
@@ -249,7 +249,7 @@ READERS: dict[str, Callable[[Values], TransformerSizes | None]] = {
         "moe_intermediate_size",
         c["shared_expert_intermediate_size"],
     ),
-    "qwen3_moe": lambda c: _experts(c, _with_attention_bias(c, head_norms=True), "moe_intermediate_size"),
+    "qwen3_moe": lambda c: _experts(c, _read_llama(c, head_norms=True), "moe_intermediate_size"),
     "olmoe": _olmoe,
     "gpt2": _gpt2,
     "gpt_neox": lambda c: _biased(c, GPT_NEOX_NAMES, bool(c.get("attention_bias", True))),

@@ -25,9 +25,9 @@ from paceline.workloads.transformers.model_files import EXTRA_FILES, TOKENIZER, 
 from paceline.workloads.transformers.sections import CONFIG, PREPROCESSOR, TASKS, ModelFolder
 
 UNKEYED = ("layerdrop", "drop_path", "droppath")
-"""Parts of the names of probabilities by which whole layers are left out: they are drawn by pass, not by sample."""
+"""Parts of the names of probabilities that leave whole layers out, drawn by pass, not by sample."""
 SHARED_DROPOUT = "pos_dropout"
-"""Of tables of positions (deberta), one draw for all samples: that of a rank would be another than its neighbour's."""
+"""Of tables of positions (deberta), one draw for all samples, which would differ between ranks."""
 BIDIRECTIONAL = ("cpmant", "xlm", "xlnet")  # though the library calls them causal
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ANY_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -79,7 +79,7 @@ def build_config(file: ConfigFile) -> Any:
 
 
 def build_sized_config(file: ConfigFile) -> Any:
-    """Build the config of a file that gives its sizes; of other names for them the library would take its defaults."""
+    """Build the config of a file that gives its sizes, for which the library would take defaults."""
     config = build_config(file)
     for name in ("hidden_size", "num_hidden_layers"):
         own = config.attribute_map.get(name, name)
@@ -106,7 +106,7 @@ def find_model_class(config: Any, task: str) -> Any:
 
 
 def find_renamed(model: Any, names: Iterable[str]) -> dict[str, str]:
-    """Return {name in the model: name in a file} of tensors that the library has renamed since files were written."""
+    """Return {name in the model: name in a file} of tensors that the library has renamed."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -213,7 +213,7 @@ def _tensors(modules: Sequence[nn.Module], only_adapters: bool) -> Iterator[tupl
 
 
 def write_transformer(model: nn.Module, stored: SavedWeights, config: Any, kept: Path, folder: Path) -> None:
-    """Write the weights of a model without memory, one tensor at a time, and what else `from_pretrained` reads."""
+    """Write the weights, one tensor at a time, and what else `from_pretrained` reads."""
     config.architectures = [type(model).__name__]
     config.dtype = "float32"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Instruction data: conversations as the chat template of a tokeniser spells them, with the loss on the answers."""
+"""Instruction data: conversations as a chat template spells them, with the loss on the answers."""
 
 import json
 import re
@@ -55,7 +55,7 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template of Jinja, rendered by the library in a sandbox with limits, and the special tokens it may name."""
+    """A Jinja template, rendered in a sandbox with limits, and the special tokens it may name."""
 
     text: str
     file: Path

@@ -82,7 +82,7 @@ class PackedTexts:
             config._attn_implementation, self.bounds = before, None
 
     def agrees(self, model: nn.Module, packed: dict[str, Any], padded: dict[str, Tensor]) -> bool:
-        """Return whether the logits are those of padded texts: whether all that the model does fits a row of texts."""
+        """Return whether the logits are those of padded texts."""
         with torch.no_grad():
             try:
                 with self.calling(model, packed[BOUNDS]):

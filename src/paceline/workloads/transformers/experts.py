@@ -56,7 +56,7 @@ class ExpertShard:
 
 
 def find_expert_matrices(model: Any, names: Iterable[str]) -> dict[str, ExpertMatrix]:
-    """Return the matrices of single experts among the names of a file, which the library stacks when it reads them."""
+    """Return the matrices of single experts in a file, which the library stacks."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 

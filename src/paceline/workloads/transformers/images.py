@@ -31,7 +31,7 @@ class PixelFormat:
 
     @classmethod
     def of(cls, config: Any, file: Path) -> "PixelFormat":
-        """Read the sizes from the model's config, and the rest from its preprocessor_config.json if there is one."""
+        """Read sizes from the model's config, the rest from its preprocessor_config.json if there is one."""
         size, channels = getattr(config, "image_size", 224), int(getattr(config, "num_channels", 3))
         height, width = size if isinstance(size, list | tuple) else (size, size)
         given = read_json(file) if file.is_file() else {}

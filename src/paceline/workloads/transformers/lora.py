@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA, Hu et al. 2021): frozen weights, beside each a product of two thin matrices.
 
-A linear layer keeps its class, its place and the name of its weight, and gets two parameters with the names of PEFT.
+A linear layer keeps its place and its weight, and gets two parameters with the names of PEFT.
 """
 
 import math
@@ -74,7 +74,7 @@ def linear_sides(module: nn.Module) -> tuple[int, int] | None:
     """Return (inputs, outputs) of a linear layer; None for any other module."""
     if isinstance(module, nn.Linear | NF4Linear):
         return module.in_features, module.out_features
-    if type(module).__name__ in ("Conv1D", "LowRankConv1D"):  # a linear layer of the library with a transposed weight
+    if type(module).__name__ in ("Conv1D", "LowRankConv1D"):  # with a transposed weight
         weight: Any = module.weight
         return weight.shape[0], weight.shape[1]
     return None

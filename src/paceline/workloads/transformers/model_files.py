@@ -1,4 +1,4 @@
-"""Local files of a Hugging Face model: config, tokenizer, and the texts tokenised with it. Nothing is downloaded."""
+"""Local files of a Hugging Face model: config, tokenizer, tokenised texts. Nothing is downloaded."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -63,7 +63,7 @@ class ConfigFile:
 
 
 def read_config(model: Any, kept: Path | None = None) -> ConfigFile:
-    """Read the config of a section `model`: its own, or that of the weights it starts with. A run has its own copy."""
+    """Read the config of a section `model`, or the copy that a run kept."""
     if kept is not None:
         return _read_config_file(kept / CONFIG)
     given = model.config or model.init_from

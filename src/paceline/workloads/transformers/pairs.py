@@ -66,7 +66,7 @@ class PairTable:
         return {"data.text": self.data.text, "data.label": self.data.label}
 
     def iter_pairs(self, split: str) -> Iterator[tuple[Any, Any]]:
-        """Yield the pairs of a split; without a file of its own, test pairs are held out by a hash of their text."""
+        """Yield the pairs of a split; without a test file, some are held out by a hash of their text."""
         if "test" in self.files:
             pairs = self._iter_file(self.files[split])
         else:

@@ -20,7 +20,7 @@ from paceline.planner.formulas.shape import BlockShape
 from paceline.planner.model_inputs import USUAL_DEVIATION, TextStatistics, apply_frozen_groups, assume_mean_length
 from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
 from paceline.workloads.transformers import ENTRY, model_files
-from paceline.workloads.transformers.architectures import CAUSAL, DEFAULT_DROPOUTS, TransformerSizes, sizes_of
+from paceline.workloads.transformers.architectures import CAUSAL, DEFAULT_DROPOUTS, Sizes, sizes_of
 from paceline.workloads.transformers.chat import PACKABLE, ChatCorpus, pack_lengths
 from paceline.workloads.transformers.model_files import ConfigFile, read_config
 from paceline.workloads.transformers.sections import LENGTH_STEP, TASKS
@@ -143,7 +143,7 @@ def _count_patches(file: ConfigFile) -> int:
 
 
 def _build_blocks(
-    sizes: TransformerSizes,
+    sizes: Sizes,
     length: int,
     facts: TextStatistics,
     spec: RunSpec,
@@ -248,7 +248,7 @@ def _read_size(config: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _count_sizes(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
+def _count_sizes(file: ConfigFile, task: str, classes: int) -> Sizes:
     """Count the sizes of a model that the library can build."""
     from paceline.workloads.transformers.build import find_blocks
     from paceline.workloads.transformers.lora import linear_sides
@@ -269,7 +269,7 @@ def _count_sizes(file: ConfigFile, task: str, classes: int) -> TransformerSizes:
     active, each = (_read_size(text, name) for name in ("num_experts_per_tok", "moe_intermediate_size"))
     wide = (_read_size(text, name) for name in ("intermediate_size", "encoder_ffn_dim", "d_ff"))
     ffn = active * each or next(filter(None, wide), 4 * width)
-    return TransformerSizes(
+    return Sizes(
         *(len(layers), width, heads, kv_heads, head_width, ffn, vocab),
         gated=any(name.endswith(("gate_proj", "gate_up_proj")) for name, _ in linear),
         causal=task == "causal_lm",

@@ -17,7 +17,7 @@ from paceline.workloads.transformers.chat import pack_lengths
 from paceline.workloads.transformers.pairs import Pairs
 from paceline.workloads.transformers.sections import LENGTH_STEP
 
-REPLACED, KEPT = 0.8, 0.1  # of the tokens that are to be predicted: by the mask, and not at all; the rest by any token
+REPLACED, KEPT = 0.8, 0.1  # of the tokens to predict: by the mask, not at all; else any token
 
 
 class Batch(NamedTuple):

@@ -111,7 +111,7 @@ class TransformersModel(Workload):
         return open_weights(self.section.init_from).shapes if self.section.init_from is not None else {}
 
     def init_from_name(self, name: str) -> str | None:
-        """Return the name in the folder: without adapters, without the first word of a bare model, or an older one."""
+        """Return the name in the folder, which may be older or lack the first word; None of an adapter."""
         if name in self.start_shapes:
             return name
         return None if name.endswith((lora.A, lora.B)) else self._renamed.get(name, name)
