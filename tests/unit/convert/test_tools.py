@@ -399,7 +399,7 @@ def test_warmup_longer_than_the_run(tmp_path):
     assert became(adopted, "optimizer.params.lr") == "replaced"
 
 
-def test_accelerate_options_replace_its_file(tmp_path):
+def test_accelerate_options_replace_file(tmp_path):
     (tmp_path / "acc.yaml").write_text(ACCELERATE_ZERO)
     command = f"accelerate launch --config_file {tmp_path / 'acc.yaml'} --num_processes 2 t.py"
     adopted = paceline.adopt(command=command)

@@ -220,7 +220,7 @@ def test_a_template_may_mark_the_answers_itself(hf, make_spec):
     assert "user" not in said
 
 
-def test_samples_of_the_page(hf, make_spec):
+def test_page_samples(hf, make_spec):
     page = (Path(__file__).parents[4] / "docs" / "transformers.md").read_text(encoding="utf-8")
     shown = page.split("<!-- three conversations -->")[1].split("```")[1::2]
     (hf / "three.jsonl").write_text(shown[0].removeprefix("json\n"))

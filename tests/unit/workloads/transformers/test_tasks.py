@@ -55,6 +55,7 @@ def run(request, make_spec, tmp_path_factory):
 
 def test_train_predict_export(run, tmp_path, ask):
     assert run.summary.loss_last < 0.8 * run.summary.loss_first
+    assert paceline.plan(RunDir(run.path).spec(), "1xA10").cost_model.params == run.summary.parameters
     weights = next(read_events(RunDir(run.path).events_file(0), "start"))["weights"]
     assert weights["left"] == []
     assert [name for name in weights["drawn"] if "classifier" not in name] == [], "files may have older names"
