@@ -92,7 +92,7 @@ def gradients():
 
 
 class Net(nn.Module):
-    """With a part that only some samples use and one that none does, and an embedding whose gradient may be sparse."""
+    """A part is used by some samples, one by none, and an embedding may have sparse gradients."""
 
     def __init__(self, sparse=False):
         super().__init__()
@@ -133,7 +133,7 @@ def alone(settings):
 
 
 def trained(settings):
-    """The same steps over the ranks, of which all but the main one begin with other weights and another rate."""
+    """The same steps over the ranks; all but the main one begin with other weights and another rate."""
     r, n = hvd.rank(), hvd.size()
     model = Net(settings.get("sparse", False))
     optimizer = optimizer_of(model, settings)
@@ -175,7 +175,7 @@ def trained(settings):
 
 
 def differences(rows):
-    """By row: the largest difference of a weight to one process, and whether the unused part was left alone."""
+    """By row: the largest difference to one process, and whether the unused part was left alone."""
     hvd.init()
     torch.set_num_threads(1)
     found = {}
@@ -187,7 +187,7 @@ def differences(rows):
 
 
 def batch_norms(dtype=torch.float32):
-    """Largest differences to a plain batch norm of all samples: outputs, gradients, running mean and variance."""
+    """Largest differences to a plain batch norm of all samples."""
     hvd.init()
     r, n = hvd.rank(), hvd.size()
     every = torch.randn(4 * n, 3, 5, generator=torch.Generator().manual_seed(2)).mul(3).add(5).to(dtype)

@@ -1,4 +1,4 @@
-"""Horovod's names on several ranks: what collectives answer, gradients, the optimiser against one process, elastic."""
+"""Horovod's names on several ranks: collectives, gradients, the optimiser, elastic."""
 
 import re
 from itertools import chain

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from as_main import run_as_main
+from numpy.testing import assert_allclose
 from topic_ranks import fit_three_times
 
 import paceline.tinytopics as tt
@@ -38,16 +39,16 @@ def test_ranks_give_the_answer_of_one_process(counts, tmp_path):
     for of_rank in of_ranks:
         assert 2 <= len(of_rank) <= 3
         for found in of_rank:
-            np.testing.assert_allclose(found[0], losses, rtol=1e-7)
-            np.testing.assert_allclose(found[1], L, atol=1e-5)
-            np.testing.assert_allclose(found[2], F, atol=1e-6)
+            assert_allclose(found[0], losses, rtol=1e-7)
+            assert_allclose(found[1], L, atol=1e-5)
+            assert_allclose(found[2], F, atol=1e-6)
     (told, *_), (silent, *_) = of_ranks
     assert "Epoch 8/8: 100%" in told[3]
     assert f"Epoch 8, Loss = {told[0][-1]:.4f}" in told[3]
     assert silent[3] == ""
     saved = tt.NeuralPoissonNMF(61, 40, 3)
     saved.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
-    np.testing.assert_allclose(saved.get_normalized_F().numpy(), F, atol=1e-6)
+    assert_allclose(saved.get_normalized_F().numpy(), F, atol=1e-6)
 
 
 @pytest.mark.skipif(not SEEDS, reason="the article with the two scripts is not here")

@@ -1,4 +1,4 @@
-"""A topic model on real ranks: the answer of one rank, killed and resumed, on as many ranks as one likes."""
+"""A topic model on real ranks: the answer of one rank, also after a kill."""
 
 import shutil
 

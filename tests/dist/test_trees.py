@@ -1,4 +1,4 @@
-"""Boosted trees on several ranks: the same bytes on any number of them, after a kill, and under the other verbs."""
+"""Boosted trees on several ranks: the same bytes on any number of them, also after a kill."""
 
 import os
 from pathlib import Path

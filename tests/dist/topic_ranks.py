@@ -12,7 +12,7 @@ from paceline.tinytopics.fit import _join_device
 
 
 def fit_three_times(path, folder):
-    """(losses, L, F, lines) of fits by ranks that nobody has joined, by joined ones, and by an Accelerator's."""
+    """(losses, L, F, lines) of fits by new ranks, by joined ones, and by an Accelerator's."""
     assert not dist.is_initialized()
     os.chdir(folder)
     found = [_fit(path, "model.pt")]

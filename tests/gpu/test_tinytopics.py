@@ -1,4 +1,4 @@
-"""Fits through the interface of tinytopics on a GPU: the answer of the CPU, with the model on the device."""
+"""Fits through the interface of tinytopics on a GPU: the answer of the CPU."""
 
 import pytest
 import torch

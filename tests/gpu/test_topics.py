@@ -1,10 +1,11 @@
-"""The kernels of the topic model against float64: on a CUDA device, or under TRITON_INTERPRET=1 on the CPU."""
+"""The kernels of topic models against float64: on a GPU, or on the CPU under TRITON_INTERPRET=1."""
 
 import os
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 from psutil import virtual_memory
 from synthetic_counts import exact_loss
 
@@ -89,7 +90,7 @@ def test_the_dense_pass_equals_float64(dtype, k):
     assert without[2] == 0
     assert max(error(without[0], S), error(without[1], new)) < 1e-6
     assert not S[X.shape[1] // 2].any()
-    np.testing.assert_allclose(new[X.shape[0] // 2], L[X.shape[0] // 2], rtol=1e-6)
+    assert_allclose(new[X.shape[0] // 2], L[X.shape[0] // 2], rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32"])
@@ -108,7 +109,7 @@ def test_a_newton_pass_lowers_the_loss_more_than_em(k):
     S_after, _, loss_after = reference(X, new, Ft)
     assert error(S, S_after) < 1e-3
     assert loss_after < reference(X, em, Ft)[2] < loss_true
-    np.testing.assert_allclose(new.sum(1), 1, atol=1e-5)
+    assert_allclose(new.sum(1), 1, atol=1e-5)
 
 
 def test_a_document_without_the_first_topic():
@@ -184,8 +185,8 @@ def there(X, dtype="int64", sparse=False):
 def test_sums_on_the_device(dtype):
     X = np.random.default_rng(0).integers(0, 256 if dtype == "uint8" else 65_536, (1100, 700))
     per_document, per_term = sum_counts(there(X, dtype))
-    np.testing.assert_array_equal(per_document.cpu(), X.sum(1))
-    np.testing.assert_array_equal(per_term.cpu(), X.sum(0))
+    assert_array_equal(per_document.cpu(), X.sum(1))
+    assert_array_equal(per_term.cpu(), X.sum(0))
 
 
 @pytest.mark.parametrize(("dtype", "sparse"), [("uint8", False), ("int32", False), ("float32", True)])
@@ -232,4 +233,4 @@ def test_many_documents_are_added_up_without_loss():
     X[np.arange(n), random.integers(0, 2, n)] = random.integers(1, 4, n)
     for sparse, within in ((False, 1e-3), (True, 1e-5)):
         model = pt.fit(there(X, "uint8", sparse), k=1, passes=3, start="random")
-        np.testing.assert_allclose(model.F[0], X.sum(0, dtype=np.int64) / X.sum(dtype=np.int64), rtol=within)
+        assert_allclose(model.F[0], X.sum(0, dtype=np.int64) / X.sum(dtype=np.int64), rtol=within)

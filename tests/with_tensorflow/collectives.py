@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from numpy.testing import assert_array_equal
 
 import paceline.horovod.tensorflow as hvd
 from paceline.errors import PacelineError, UserError
@@ -25,20 +26,20 @@ def answers(x):
 x = tf.constant([1.0, 2.0])
 for found in (answers(x), tf.function(answers)(x)):
     for at in range(4):
-        np.testing.assert_array_equal(found[at], (2 * at + 1) * x.numpy())
-    np.testing.assert_array_equal(found[4], [1, 7])
-    np.testing.assert_array_equal(tf.cast(found[5], tf.float32), [1, 2])
-    np.testing.assert_array_equal(found[6], [6])
-    np.testing.assert_array_equal(found[7], [[0, 0], [1, 1], [1, 1]])
+        assert_array_equal(found[at], (2 * at + 1) * x.numpy())
+    assert_array_equal(found[4], [1, 7])
+    assert_array_equal(tf.cast(found[5], tf.float32), [1, 2])
+    assert_array_equal(found[6], [6])
+    assert_array_equal(found[7], [[0, 0], [1, 1], [1, 1]])
 with tf.GradientTape() as tape:
     tape.watch(x)
     y = tf.reduce_sum(hvd.allreduce(x, op=hvd.Sum) * (rank + 1))
-np.testing.assert_array_equal(tape.gradient(y, x), [3, 3])
+assert_array_equal(tape.gradient(y, x), [3, 3])
 table = tf.Variable(np.ones((4, 2), np.float32))
 with tf.GradientTape() as tape:
     y = tf.reduce_sum(tf.gather(table, [rank]))  # its gradient is IndexedSlices
 tape = hvd.DistributedGradientTape(tape)
-np.testing.assert_array_equal(tape.gradient(y, table), [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0]])
+assert_array_equal(tape.gradient(y, table), [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0]])
 for wrong in (lambda: hvd.DistributedOptimizer(object()), lambda: hvd.allreduce(x, op=hvd.Adasum)):
     with pytest.raises(PacelineError):
         wrong()

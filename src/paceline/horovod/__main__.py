@@ -1,7 +1,6 @@
 """`python -m paceline.horovod train.py ARGUMENTS`: a script written for Horovod, as it is.
 
-Its imports of `horovod` find the package in `stand_in/`, here and in the processes that it starts. `-m MODULE` runs a
-module, as Python does.
+Its imports of `horovod` find the package in `stand_in/`, here and in its child processes. `-m MODULE` runs a module.
 """
 
 import sys

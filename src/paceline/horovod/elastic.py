@@ -82,7 +82,7 @@ class ElasticSampler(Sampler[int]):
         self.since = state["since"]
 
     def reset(self) -> None:
-        """Divide the unprocessed samples over the current ranks; the first few repeat if it does not divide evenly."""
+        """Divide the unprocessed samples over the current ranks; the first few repeat to make it even."""
         ranks, indices = world.size(), list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(f"{self.seed} {self.epoch}").shuffle(indices)
@@ -265,7 +265,7 @@ def read_commit(file: Path) -> tuple[dict[str, Any], str]:
 
 
 def _pack_leaves(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the value as JSON: its structure and leaves, of which tensors and arrays are lists with their key."""
+    """Return structure and leaves as JSON; tensors and arrays become lists with their key."""
     leaves, structure = tree_flatten_with_path(value)
     packed: list[Any] = []
     for path, leaf in leaves:

@@ -1,4 +1,4 @@
-"""Broadcast parameters, optimiser state and objects from one rank to all; batch normalisation over all ranks."""
+"""Broadcast parameters, optimiser state and objects; batch normalisation over all ranks."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial

@@ -70,7 +70,7 @@ def DistributedOptimizer(
 
 
 def _read_names(optimizer: Optimizer, named_parameters: NamedParameters) -> dict[Parameter, str]:
-    """Return the names of parameters, numbered without any; UserError if they are incomplete or not unique."""
+    """Return the names of parameters, numbered without any; they must be complete and unique."""
     if named_parameters is None:
         groups = enumerate(group["params"] for group in optimizer.param_groups)
         return {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group)}
@@ -214,7 +214,7 @@ def _sparse_gradient(parameter: Parameter) -> Tensor:
 
 
 def group_into_buckets(every: Parameters, groups: Groups) -> list[Parameters]:
-    """Group parameters, last first: by the given groups, into their number, or up to the bucket size if it is 0."""
+    """Group parameters, last first: by given groups, into their number, or up to the bucket size."""
     backwards = every[::-1]
     if isinstance(groups, int):
         each = -(-len(backwards) // groups) if groups else 0

@@ -153,7 +153,7 @@ class Epochs:
         return model, losses
 
     def _begin(self, problem: FitProblem) -> AcceleratedEM:
-        """Begin at topics that are near the optimum for every seed, scattered, so that seeds differ as users expect."""
+        """Begin near the optimum for every seed, scattered, so that seeds differ as users expect."""
         drawn = int(torch.randint((1 << 31) - 1, ()))
         seed = drawn if self.alone else broadcast_from_main(lambda: drawn)
         options = FitOptions(seed=seed, passes=self.num_epochs)

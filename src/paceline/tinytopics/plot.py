@@ -128,7 +128,7 @@ def pal_tinytopics(format: Literal["hex", "rgb", "lab"] = "hex") -> Any:
 
 
 def scale_color_tinytopics(n: int) -> ListedColormap:
-    """Return n colours: the first of the ten or, for more, n points on a smooth curve through all ten, in CIELAB."""
+    """Return n of the ten colours or, for more, n points on a smooth curve through them, in CIELAB."""
     rgb = pal_tinytopics("rgb")
     if n > len(rgb):
         curve = CubicSpline(np.linspace(0, 1, len(rgb)), convert_rgb_to_lab(rgb))

@@ -1,4 +1,4 @@
-"""Horovod's names without other ranks: what is rejected, how buckets are filled, and committed states as files."""
+"""Horovod's names without other ranks: rejected calls, buckets, and committed states."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Fits through the interface of tinytopics: what is returned, what the arguments mean, what is rejected."""
+"""Fits through the interface of tinytopics."""
 
 import re
 

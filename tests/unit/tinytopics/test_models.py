@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from paceline.tinytopics.models import NeuralPoissonNMF, poisson_nmf_loss
 
@@ -15,10 +16,10 @@ def test_it_takes_factors_and_gives_them_back(tmp_path):
     torch.save(model.state_dict(), tmp_path / "model.pt")
     again = NeuralPoissonNMF(7, 11, 3)
     again.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
-    torch.testing.assert_close(again.get_normalized_L(), L)
-    torch.testing.assert_close(again.get_normalized_F(), F, rtol=1e-5, atol=1e-25)
+    assert_close(again.get_normalized_L(), L)
+    assert_close(again.get_normalized_F(), F, rtol=1e-5, atol=1e-25)
     assert not again.get_normalized_F().requires_grad
-    torch.testing.assert_close(again(torch.arange(7)), L @ F)
+    assert_close(again(torch.arange(7)), L @ F)
 
 
 def test_the_loss_is_least_where_expectations_are_the_counts():
@@ -29,5 +30,5 @@ def test_the_loss_is_least_where_expectations_are_the_counts():
     assert loss.item() == pytest.approx(by_hand)
     assert poisson_nmf_loss(X, X) < loss
     loss.backward()
-    torch.testing.assert_close(expected.grad, torch.tensor([[1 - 3 / 2, 1.0], [0.0, 1 - 5 / 4]]))
+    assert_close(expected.grad, torch.tensor([[1 - 3 / 2, 1.0], [0.0, 1 - 5 / 4]]))
     assert torch.isfinite(poisson_nmf_loss(X, torch.zeros(2, 2)))

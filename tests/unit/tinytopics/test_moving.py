@@ -1,4 +1,4 @@
-"""The page on moving from tinytopics: its program runs before and after, and the page shows what differs."""
+"""The page on moving from tinytopics: its program runs before and after."""
 
 import re
 import runpy

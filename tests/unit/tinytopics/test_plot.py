@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
 
 from paceline.tinytopics.plot import (
     convert_lab_to_rgb,
@@ -51,9 +52,9 @@ def test_documents_are_stacked_bars_of_their_topics(given):
     plot_structure(given, normalize_rows=True, color_palette=["#ff0000", "#00ff00"], **SMALL)
     axes = plt.gca()
     first, second = axes.patches
-    np.testing.assert_allclose(first.get_data().values, [0.75, 0.5, 0])
-    np.testing.assert_allclose(second.get_data().baseline, [0.75, 0.5, 0])
-    np.testing.assert_allclose(second.get_data().values, 1)
+    assert_allclose(first.get_data().values, [0.75, 0.5, 0])
+    assert_allclose(second.get_data().baseline, [0.75, 0.5, 0])
+    assert_allclose(second.get_data().values, 1)
     assert second.get_facecolor() == (0, 1, 0, 1)
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 3), (0, 1))
 
@@ -64,7 +65,7 @@ def test_of_many_documents_those_that_share_a_pixel_are_one_bar():
     first = plt.gca().patches[0].get_data()
     assert len(first.values) == 160
     assert first.edges[-1] == 8000
-    np.testing.assert_allclose(first.values, np.repeat([1.0, 0.0], 80))
+    assert_allclose(first.values, np.repeat([1.0, 0.0], 80))
 
 
 def test_the_first_terms_of_every_topic():
@@ -92,9 +93,9 @@ def test_colours_in_cielab_are_the_standards():
         pal_tinytopics("cmyk")
     found = convert_rgb_to_lab(np.array([[1.0, 1, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]]))
     expected = [[100, 0, 0], [0, 0, 0], [53.24, 80.09, 67.2], [32.3, 79.19, -107.86]]
-    np.testing.assert_allclose(found, expected, atol=0.02)
+    assert_allclose(found, expected, atol=0.02)
     some = np.random.default_rng(0).random((50, 3))
-    np.testing.assert_allclose(convert_lab_to_rgb(convert_rgb_to_lab(some)), some, atol=1e-9)
+    assert_allclose(convert_lab_to_rgb(convert_rgb_to_lab(some)), some, atol=1e-9)
 
 
 @pytest.mark.parametrize("n", [1, 10, 60])
@@ -103,6 +104,6 @@ def test_a_scale_has_the_colours_asked_for(n):
     assert colours.shape == (n, 3)
     assert 0 <= colours.min() <= colours.max() <= 1
     ends = pal_tinytopics("rgb")[[0, min(n, 10) - 1]]
-    np.testing.assert_allclose(colours[[0, -1]], ends, atol=1e-6)
+    assert_allclose(colours[[0, -1]], ends, atol=1e-6)
     if n > 10:
         assert np.abs(np.diff(colours, axis=0)).max() < 0.8, "a curve, not a jump"

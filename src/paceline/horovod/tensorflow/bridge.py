@@ -126,7 +126,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> tf.Tensor
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
-    """Set variables of TensorFlow or Keras to those of the root; seeds of random layers stay each rank's own."""
+    """Set variables to those of the root; seeds of random layers stay each rank's own."""
     kept = [variable for variable in variables if "seed_generator" not in getattr(variable, "path", "")]
     values = broadcast_tensors([tf.convert_to_tensor(variable) for variable in kept], root_rank)
     for variable, value in zip(kept, values, strict=True):

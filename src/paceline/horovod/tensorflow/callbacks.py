@@ -16,14 +16,14 @@ Callback: Any = tf.keras.callbacks.Callback
 
 
 class BroadcastGlobalVariablesCallback(Callback):
-    """Set all variables of model and optimiser to those of the root, after the first batch has created them."""
+    """Set all variables to those of the root, after the first batch has created them."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
         self.root_rank, self.done = root_rank, False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Send the weights before the first batch, so that its gradients are of one model, if it is built."""
+        """Send the weights of a model that is built, so that the first gradients are of one model."""
         if self.model.built:
             broadcast_variables(self.model.variables, self.root_rank)
 
@@ -86,7 +86,7 @@ def set_learning_rate(optimizer: Any, value: float) -> None:
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raise the learning rate from initial_lr / size to initial_lr over the first epochs, a little at each batch."""
+    """Raise the learning rate from initial_lr / size to initial_lr over the first epochs."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""An ensemble as a workload of a run file: train the members, ask them about rows, and fit the combination.
+"""An ensemble as a workload: train the members, ask them about rows, and fit the combination.
 
 A member predicts only rows that it was not trained on, and `train.patience` evaluates on another fold.
 """

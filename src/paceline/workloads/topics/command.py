@@ -1,4 +1,4 @@
-"""The command `paceline topics`: fit counts or texts, and write the model, plots and the explorer page."""
+"""The command `paceline topics`: fit counts or texts, and write model, plots and explorer."""
 
 import argparse
 import re
@@ -114,7 +114,7 @@ def describe_fit(model: TopicFit, source: Path) -> list[str]:
 
 
 def _train_topics(arguments: argparse.Namespace, text: dict[str, Any], show: Any) -> Path:
-    """Train a run in the folder `--out` and return the folder. `text`: more keys of `data`; None is left out."""
+    """Train a run in `--out` and return the folder. `text`: more keys of `data`; None is left out."""
     from paceline.api import train
     from paceline.config import build_spec
 
@@ -164,7 +164,7 @@ def write_topic_pictures(
 
 
 def build_topics_table(model: TopicFit, lengths: Any) -> Any:
-    """Build a table of the largest topics: share (of words where the lengths of documents are given) and name."""
+    """Build a table of the largest topics: share, of words if there are `lengths`, and name."""
     from rich.table import Table
     from rich.text import Text
 

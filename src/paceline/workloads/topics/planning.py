@@ -1,6 +1,6 @@
 """The cost model of a topic model: a step is a pass over all documents, which ranks divide among them.
 
-A pass reads the counts once, makes three products of each, updates the rank's rows of L, and sums k × terms over ranks.
+A pass reads the counts once, makes three products of each, updates rows of L, and sums k × terms over ranks.
 """
 
 import math

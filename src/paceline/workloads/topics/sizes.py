@@ -1,4 +1,4 @@
-"""Sizes that the fit uses and the planner prices: how counts are stored, cut, padded and copied. No torch here."""
+"""Sizes that the fit uses and the planner prices, without torch."""
 
 from dataclasses import dataclass
 

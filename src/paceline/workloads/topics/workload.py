@@ -190,7 +190,7 @@ class TopicPasses(Passes):
         return DTensor.from_local(L, mesh, [Shard(0)], run_check=False, shape=shape, stride=(k, 1))
 
     def _estimate_passes(self) -> float:
-        """Estimate the total number of passes from how much of their way gain and drift have fallen, on a log scale."""
+        """Estimate the number of passes from how far gain and drift have fallen, on a log scale."""
         fit, done = self.fit, self.fit.passes
         if fit.end is not None:
             return done

@@ -98,7 +98,7 @@ class LightGBMRounds:
         self.booster: Any = None
 
     def join(self) -> None:
-        """Build the booster; rounds of a checkpoint are repeated, since LightGBM cannot restore its random state."""
+        """Build the booster; rounds are repeated, since LightGBM cannot restore its random state."""
         facts, split = self.job.table.facts, self.job.table.split("train")
         import lightgbm
 

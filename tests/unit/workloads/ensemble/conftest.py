@@ -1,4 +1,4 @@
-"""Tables of which a number tells one half of the label and a text the other; an ensemble trained on one of them."""
+"""Tables whose label depends on a number and a text, and an ensemble trained on one of them."""
 
 import csv
 from pathlib import Path

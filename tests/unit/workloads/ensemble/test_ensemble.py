@@ -1,4 +1,4 @@
-"""Members of two workloads become one model: trained by folds, or finished; used, gone on with, and refused."""
+"""Members of two workloads become one model, trained by folds or finished."""
 
 import json
 import shutil

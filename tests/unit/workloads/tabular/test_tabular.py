@@ -1,4 +1,4 @@
-"""The network for tables: the same answer on any layout, used without the table, and as a member beside trees."""
+"""The network for tables: on any layout, without its table, and beside trees."""
 
 import json
 

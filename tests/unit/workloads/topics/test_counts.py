@@ -1,4 +1,4 @@
-"""Counts in: every form gives the same numbers in the smallest exact type, and what is no count is refused."""
+"""Counts in: every form gives the same numbers in the smallest exact type."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""`fit` as people call it: what it takes, what it gives, and what it says when something is wrong."""
+"""`fit` and the command as people call them."""
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 from synthetic_counts import exact_loss, generate_synthetic_data
 
 import paceline.topics as pt
@@ -21,15 +22,15 @@ def test_the_page_of_the_issue(made, tmp_path):
     X, L, F = made
     model = pt.fit(X, k=3)
     assert (model.L.shape, model.F.shape) == ((120, 3), (3, 80))
-    np.testing.assert_allclose(model.L.sum(1), 1, rtol=1e-5)
-    np.testing.assert_allclose(model.F.sum(1), 1, rtol=1e-5)
+    assert_allclose(model.L.sum(1), 1, rtol=1e-5)
+    assert_allclose(model.F.sum(1), 1, rtol=1e-5)
     assert model.converged
     assert model.loss <= exact_loss(X, L, F)  # no worse than what made the data
     _, similar = pt.align_topics(model.F, F)
     assert min(similar) > 0.95
     again = pt.fit(X, k=3)
     assert again.losses == model.losses
-    np.testing.assert_array_equal(again.L, model.L)
+    assert_array_equal(again.L, model.L)
     model.save(tmp_path / "fit.safetensors")
     assert np.array_equal(pt.TopicFit.load(tmp_path / "fit.safetensors").F, model.F)
     assert np.abs(model.transform(X) - model.L).mean() < 0.01
@@ -40,8 +41,8 @@ def test_empty_documents_and_terms():
     X[:25, :15] = np.random.default_rng(0).poisson(2.0, (25, 15))
     for source in (X, sp.csr_array(X)):
         model = pt.fit(source, k=3, passes=50)
-        np.testing.assert_allclose(model.L.sum(1), 1, rtol=1e-5)
-        np.testing.assert_allclose(model.F.sum(1), 1, rtol=1e-5)
+        assert_allclose(model.L.sum(1), 1, rtol=1e-5)
+        assert_allclose(model.F.sum(1), 1, rtol=1e-5)
         assert model.F[:, 15:].max() < 1e-6
 
 
@@ -51,7 +52,7 @@ def test_many_documents_are_added_up_without_loss():
     often = rng.integers(1, 4, 400_000).astype(np.uint8)
     X = sp.csr_array((often, rng.integers(0, 2, 400_000), np.arange(400_001)), shape=(400_000, 2))
     model = pt.fit(X, k=1, passes=3)
-    np.testing.assert_allclose(model.F[0], X.sum(0) / X.sum(), rtol=2e-6)
+    assert_allclose(model.F[0], X.sum(0) / X.sum(), rtol=2e-6)
 
 
 def test_a_sample_has_more_documents_than_topics(made, monkeypatch):

@@ -1,4 +1,4 @@
-"""The result of a fit: kept in a file, asked about its terms, shown new documents, measured."""
+"""The result of a fit: its file, its terms, new documents, quality."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Counts that stay on their device, with the CPU as the device: the same fit, the same refusals."""
+"""Counts that stay on their device, with the CPU as the device."""
 
 from itertools import pairwise
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from numpy.testing import assert_array_equal
 from synthetic_counts import exact_loss, generate_synthetic_data
 
 import paceline.topics as pt
@@ -63,16 +64,16 @@ def test_the_smallest_type_is_taken(made, monkeypatch):
         for tensor in (torch.tensor(X), torch.tensor(X).double(), torch.tensor(X).int()):
             there = from_tensor(tensor)
             assert there.values.dtype == dtype
-            np.testing.assert_array_equal(there.block(3, 9).values, X[3:9])
+            assert_array_equal(there.block(3, 9).values, X[3:9])
             per_document, per_term = sum_counts(there)
-            np.testing.assert_array_equal(per_document, X.sum(1))
-            np.testing.assert_array_equal(per_term, X.sum(0))
+            assert_array_equal(per_document, X.sum(1))
+            assert_array_equal(per_term, X.sum(0))
         there = from_tensor(csr(X))
         assert there.values[2].dtype == dtype
         for piece in (passes.PIECE, 8 * 7):
             monkeypatch.setattr(passes, "PIECE", piece)
-            np.testing.assert_array_equal(sum_counts(there)[0], X.sum(1))
-            np.testing.assert_array_equal(sum_counts(there)[1], X.sum(0))
+            assert_array_equal(sum_counts(there)[0], X.sum(1))
+            assert_array_equal(sum_counts(there)[1], X.sum(0))
     halves = from_tensor(torch.tensor(made) * 0.5, fractional=True)
     assert halves.values.dtype == torch.float32
     same = torch.tensor(made, dtype=torch.uint8)
@@ -111,9 +112,9 @@ def test_parts_and_samples_are_those_of_the_host(made):
     ):
         assert isinstance(found.values, Csr)
         for a, b in zip(found.parts, wanted.parts, strict=True):
-            np.testing.assert_array_equal(a, b)
+            assert_array_equal(a, b)
     assert there.stored_bytes > 0
-    np.testing.assert_array_equal(there.weights(), here.weights())
+    assert_array_equal(there.weights(), here.weights())
 
 
 @pytest.mark.parametrize("sparse", [False, True])

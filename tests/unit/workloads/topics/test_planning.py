@@ -1,4 +1,4 @@
-"""A topic model, planned: counts from their file or from hints, the tiers they lie on, a pass, money, and refusals."""
+"""A topic model, planned: its counts, the tiers they lie on, a pass, money, and refusals."""
 
 import json
 import subprocess

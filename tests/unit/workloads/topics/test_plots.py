@@ -1,4 +1,4 @@
-"""Pictures that are really drawn: their files, their colours, their labels; and nothing left behind."""
+"""Pictures that are really drawn: their files, colours and labels."""
 
 import subprocess
 import sys

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from torch.testing import assert_close
 
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting import tiers
@@ -47,11 +48,11 @@ def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_byte
         held = sum(sum(part.nbytes for part in source.block(*rows).parts) for *rows, _ in some.resident)
         assert 5 * held <= device_bytes or not sparse  # nonzeros are sorted on the device
     for a, b in zip(one_pass(whole), one_pass(some), strict=True):
-        torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=1e-6)
+        assert_close(torch.as_tensor(a), torch.as_tensor(b), rtol=1e-5, atol=1e-6)
     B = torch.rand(57, 3, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(JoinedProducts(some.steps, 57).multiply(B), torch.from_numpy(X).float() @ B)
+    assert_close(JoinedProducts(some.steps, 57).multiply(B), torch.from_numpy(X).float() @ B)
     C = torch.rand(103, 3, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(JoinedProducts(some.steps, 57).multiply_t(C), torch.from_numpy(X).float().T @ C)
+    assert_close(JoinedProducts(some.steps, 57).multiply_t(C), torch.from_numpy(X).float().T @ C)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -64,8 +65,8 @@ def test_a_pass_in_plain_torch_equals_float64(sparse):
     new = L * ((torch.from_numpy(X) / P) @ Ft)
     new[5] = L[5]  # the document without counts
     found_L, S, loss = one_pass(TieredDocuments(source, X.sum(1), X.sum(0) / X.sum(), "cpu"))
-    torch.testing.assert_close(found_L.double(), new / new.sum(1, keepdim=True), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(S.double(), (torch.from_numpy(X) / P).T @ L, rtol=1e-5, atol=1e-5)
+    assert_close(found_L.double(), new / new.sum(1, keepdim=True), rtol=1e-5, atol=1e-6)
+    assert_close(S.double(), (torch.from_numpy(X) / P).T @ L, rtol=1e-5, atol=1e-5)
     assert loss == pytest.approx(-float((torch.from_numpy(X) * P.log()).sum()), rel=1e-6)
 
 
@@ -75,4 +76,4 @@ def test_a_range_of_the_documents(free):
     part = TieredDocuments(source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", 40, 80)
     assert next(part.steps())[0] == 0
     B = torch.eye(57)
-    torch.testing.assert_close(JoinedProducts(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())
+    assert_close(JoinedProducts(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())

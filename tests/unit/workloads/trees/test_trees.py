@@ -1,4 +1,4 @@
-"""Boosted trees on one rank: against the libraries themselves, on every kind of table, and after they are trained."""
+"""Boosted trees on one rank: against the libraries, on every kind of table, and used."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 
 
 def test_types_need_no_configuration(tmp_path):
-    """Booleans, dates, numbers among words and gaps, as pandas writes them: the same trees from csv and Parquet."""
+    """Booleans, dates, numbers among words, and gaps: the same trees from csv and Parquet."""
     random, rows = np.random.default_rng(0), 300
     days = pd.Timestamp("2024-02-28") + pd.to_timedelta(random.integers(0, 90, rows), unit="D")
     frame = pd.DataFrame(
@@ -204,7 +204,7 @@ def queries(folder):
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_rows_are_ranked_within_queries(queries, tmp_path, library):
-    """Whole queries are held out. NDCG is that of XGBoost, and a function of the user's own sees all held-out rows."""
+    """NDCG is that of XGBoost, and a function of the user's own sees all held-out rows."""
     run = train(queries.replace({"model.library": library}), tmp_path, show=False)
     table = prepare_table(queries.data, lambda text: None)
     rows, test = table.split("train"), table.split("test")
@@ -261,8 +261,7 @@ def test_damaged_trees_are_not_given_to_the_library(spec, tmp_path, library):
 
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_what_columns_add_is_the_whole_margin(spec, folder, tmp_path, library):
-    """SHAP values of a row differ from those of another by as much as their margins do. Without the table there are
-    none, and the rest is drawn all the same."""
+    """SHAP values of rows differ as much as their margins do. Without the table there are none."""
     run = train(spec("size", **{"model.library": library, "model.objective": "multiclass"}), tmp_path, show=False)
     fitted = FittedTrees.read(run.path)
     X = np.array(data_of(spec("size"))[0][:20])

@@ -1,4 +1,4 @@
-"""Found in place of Horovod while `python -m paceline.horovod` runs a script: torch, tensorflow and keras are ours."""
+"""Found in place of Horovod while `python -m paceline.horovod` runs a script."""
 
 import sys
 from importlib import import_module

@@ -158,7 +158,7 @@ class DeviceCounts(Counts):
 
 
 def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
-    """Make counts of a dense or sparse CSR tensor, left on its device; not copied if its type is the smallest."""
+    """Make counts of a dense or CSR tensor, left on its device; not copied if its type is the smallest."""
     import torch
 
     check_matrix(tensor.shape, THE_TENSOR)

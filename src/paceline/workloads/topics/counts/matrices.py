@@ -1,4 +1,4 @@
-"""Matrices of counts, documents by terms: blocks of rows, dense or sparse, each in its smallest exact type."""
+"""Matrices of counts, documents by terms, dense or sparse, in the smallest exact type."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Count the terms of texts, as a stream: a folder of .txt files, or the rows of a csv, jsonl, text or Parquet file."""
+"""Count the terms of texts, as a stream, from a folder of .txt files or the rows of a file."""
 
 import html
 import re

@@ -138,7 +138,7 @@ class AcceleratedEM:
         return self.L_before, self.Ft_before
 
     def final_loss(self) -> float:
-        """Return the loss of the result, by one more read of the documents; a result above the last loss is dropped."""
+        """Return the loss of the result, by one more read; a result above the last loss is dropped."""
         loss = self._compute_loss()
         if self.check > 1 and not loss <= self.losses[-1]:
             self._restore_safe()

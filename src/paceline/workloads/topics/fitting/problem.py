@@ -157,7 +157,7 @@ COUNT_BYTES = 8  # of a dense sample on a device at most: four, and again in who
 
 @dataclass(frozen=True)
 class StartSample:
-    """The documents that first topics are found in: the passes over them, and their sums (float64), on one device."""
+    """Documents to find first topics in: the passes over them, and their sums (float64)."""
 
     passes: ReadPasses
     per_document: Tensor

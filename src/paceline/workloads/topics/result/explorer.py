@@ -53,7 +53,7 @@ def write_explorer(
     title: str | None = None,
     texts: Iterable[str] | None = None,
 ) -> Path:
-    """Write the explorer of a fit; with its counts X and `texts`, also coherence, and terms and texts of documents."""
+    """Write the explorer of a fit; X adds coherence and terms of documents, `texts` their beginnings."""
     fitted: TopicFit = getattr(model, "fit_", model)
     if not isinstance(fitted, TopicFit):
         message = f"a {type(model).__name__} is not a fit: give the result of  paceline.topics.fit  or  TopicFit.load"
@@ -219,7 +219,7 @@ def _collect_documents(
     everywhere: np.ndarray,
     names: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Return lists with every document of a small collection, or the top ones of each topic, which are places here."""
+    """List every document of a small collection, or the top ones of each topic."""
     firsts, between = _choose_documents(model.L, np.ones(len(model.L)) if lengths is None else lengths)
     chosen = np.unique(np.concatenate([*firsts, *between]))
     shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else chosen

@@ -232,7 +232,7 @@ class TopicFit:
         return find_top_terms(self.F, self.topic_shares(), n, by)
 
     def topic_names(self, lengths: np.ndarray | None = None, n: int = NAMING_TERMS) -> list[str]:
-        """Name each topic by n of its terms, neither the commonest nor the rarest; `lengths` as in `topic_shares`."""
+        """Name each topic by n terms, neither the commonest nor the rarest; `lengths` as in `topic_shares`."""
         (rows,) = rank_terms(self.F, self.topic_shares(lengths) @ self.F, n, [NAMING])
         return [", ".join(to_one_line(self.term(at)) or "(blank)" for at in row) for row in rows]
 

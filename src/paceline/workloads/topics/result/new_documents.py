@@ -65,7 +65,7 @@ def compute_perplexity(model: "TopicFit", counts: Counts, smoothing: float, seed
 
 
 def split_in_halves(values: Csr, chance: np.random.Generator) -> tuple[Csr, Csr]:
-    """Split words by a coin into two halves. A fraction is not a word: such an entry goes to one half as a whole."""
+    """Split words by a coin into two halves; an entry with a fraction goes to one as a whole."""
     if values.data.dtype.kind == "f":
         first = np.where(chance.random(len(values.data)) < 0.5, values.data, np.float32(0))
     else:

@@ -69,7 +69,7 @@ def plot_structure(
     *,
     topic_names: Sequence[str] | None = None,
 ) -> "Figure":
-    """Plot every document as a stacked bar of its topics, like ones side by side; of many topics, small ones as one."""
+    """Plot every document as a stacked bar of its topics; of many topics, small ones as one."""
     shares = _read_shares(L, normalize_rows)
     documents = len(shares)
     kept = np.sort(find_largest(shares.mean(axis=0, dtype=np.float64), len(PALETTE)))
