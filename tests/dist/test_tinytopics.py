@@ -54,7 +54,7 @@ def test_ranks_give_the_answer_of_one_process(counts, tmp_path):
 @pytest.mark.skipif(not SEEDS, reason="the article with the two scripts is not here")
 @pytest.mark.usefixtures("warm_ranks")
 def test_the_scripts_of_the_article_run_with_one_import_changed(tmp_path, monkeypatch, capfd):
-    """At small sizes: one writes the counts, the other fits them on two ranks, which get the variables of torchrun."""
+    """One writes counts, here few, the other fits them on two ranks with torchrun's variables."""
     pytest.importorskip("accelerate")
     data, training = re.findall(
         r"^```python\n(.*?)^```", SEEDS[0].read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE

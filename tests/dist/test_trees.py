@@ -49,7 +49,7 @@ def test_the_model_is_the_same_bytes_on_any_number_of_ranks(runs):
 
 
 def test_a_ranking_is_the_same_bytes_with_queries_of_any_length(spec, tmp_path):
-    """A query is on one rank. What the user's own function says is the same too: it is asked once, of all rows."""
+    """A query is on one rank. The user's own function is asked once, of all rows."""
     random = np.random.default_rng(1)
     query = np.repeat(np.arange(80), random.integers(2, 40, 80))
     X = random.normal(size=(len(query), 4)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Join and leave the process group, ask for rank, size and build options; what Horovod has and this does not."""
+"""Join and leave the process group; ranks, sizes and build options; what is not supported."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""Fits in one process and on several ranks: an epoch is a pass of Paceline's accelerated EM over all documents."""
+"""Fits in one process and on several ranks: an epoch is a pass of accelerated EM over all documents."""
 
 import atexit
 import io
@@ -34,7 +34,7 @@ SCATTER = 0.2  # of the logarithms of the first topics, so that each seed begins
 TIMEOUT_S = 1800  # for a rank that reads more slowly than its peers
 ADAM = {"base_lr": 0.01, "max_lr": 0.05, "T_0": 20, "T_mult": 1, "weight_decay": 1e-5}  # without effect: defaults
 OnEpoch = Callable[[int, float], None]  # called with the number of an epoch, from 1, and its loss
-WrapPasses = Callable[[ReadPasses, int], ReadPasses]  # puts a progress bar around the passes over so many documents
+WrapPasses = Callable[[ReadPasses, int], ReadPasses]  # puts a progress bar around passes
 
 
 def fit_model(

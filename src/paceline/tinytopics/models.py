@@ -8,7 +8,7 @@ MIN_EXPECTATION = 1e-10  # of which a logarithm is taken
 
 
 class NeuralPoissonNMF(nn.Module):
-    """L, the topics of n documents, and F, the m terms of k topics. Rows of both sum to one after the softmax."""
+    """L, the topics of n documents, and F, the m terms of k topics, as logits of rows that sum to one."""
 
     def __init__(self, n: int, m: int, k: int, device: torch.device | str | None = None) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class MetricAverageCallback(Callback):
 
 
 class LearningRateScheduleCallback(Callback):
-    """Multiply the initial learning rate by a number, or by a function of the epoch, which may be a fraction."""
+    """Multiply the initial learning rate by a number, or by a function of the (fractional) epoch."""
 
     def __init__(
         self,

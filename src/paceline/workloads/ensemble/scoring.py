@@ -136,7 +136,7 @@ def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:
 
 
 def _build_scorer(found: np.ndarray, truth: np.ndarray) -> Scorer:
-    """Return the metrics as a function of how often each row counts; what all draws share is computed once."""
+    """Return the metrics as a function of how often each row counts."""
     if found.ndim == 1:
         squares, errors = (found - truth) ** 2, np.abs(found - truth)
         return lambda times: {

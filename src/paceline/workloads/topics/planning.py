@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ASSUMED_TERMS = 100_000  # where neither the counts nor data.max_terms say
 SPECIAL_FLOPS = 16.0
-"""Plain operations in whose time a GPU makes one reciprocal or one logarithm: units of that kind are a sixteenth."""
+"""Plain operations in whose time a GPU makes one reciprocal or one logarithm."""
 SPECIALS = 2.0
 CACHED_BANDWIDTH = 1.35
 """Times the memory's bandwidth at which a GPU reads rows of F and adds to rows of S: most are in its cache."""
@@ -39,7 +39,7 @@ CORE_NONZERO_FLOPS = 300.0
 CORE_GATHERED = 0.16  # fraction of its peak that a core reaches in the products of a nonzero, which are k long
 NEWTON_COST = 3.8
 UPDATE_BYTES = 80.0
-"""Read and written per element of L and F to find the next point: ratio, power, clamps and sums, in 4 bytes each."""
+"""Read and written per element of L and F to find the next point: ratio, power, clamps and sums."""
 LAUNCHES = 30.0  # kernels of a pass that no other kernel hides: the loss is waited for
 START_S = 1.0
 STORAGE_BYTES_S = 6.7e9

@@ -7,11 +7,11 @@ SPARSE_BELOW = 0.1
 INDEX_BYTES = 4
 POINTER_BYTES = 8
 DEFAULT_PASSES = 1000
-NEWTON_TOPICS = 64  # with more, the quadratic model of a document no longer fits into registers: the fit takes EM steps
+NEWTON_TOPICS = 64  # with more, the quadratic model exceeds the registers: the fit takes EM steps
 
 CORE_BLOCK_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20
 """On cores: of a block of nonzeros, and of rows whose nonzeros are found as they are read, which come to far less."""
-BLOCKS = 4  # in memory at a time: one that waits, one that is being read, one that is worked on, and the one before it
+BLOCKS = 4  # in memory at a time: waiting, being read, worked on, and the one before it
 
 DEVICE_SHARE, HOST_SHARE = 0.7, 0.5  # shares of the free memory that the fit takes for counts
 BLOCK_BYTES = 256 << 20  # of the counts that are on their way to a device; there are two of them

@@ -348,7 +348,7 @@ def test_documents_do_not_depend_on_each_other(planted, k):
 
 
 def test_no_document_is_left_half_way():
-    """Topics that share few terms: a Newton step from a corner can be too long, and must be taken back."""
+    """A Newton step from a corner can be too long, and must be taken back."""
     rng = np.random.default_rng(0)
     F = np.kron(np.eye(3), rng.gamma(1.0, size=12)) + 1e-9
     F /= F.sum(1, keepdims=True)

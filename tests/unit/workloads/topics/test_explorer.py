@@ -1,4 +1,4 @@
-"""The explorer: what is in the file, and what a person does with it in a real browser."""
+"""The explorer: its file, and its use in a real browser."""
 
 import re
 from contextlib import contextmanager

@@ -47,7 +47,7 @@ def test_empty_documents_and_terms():
 
 
 def test_many_documents_are_added_up_without_loss():
-    """One topic is the shares of the terms, however many documents there are."""
+    """One topic is the shares of the terms."""
     rng = np.random.default_rng(0)
     often = rng.integers(1, 4, 400_000).astype(np.uint8)
     X = sp.csr_array((often, rng.integers(0, 2, 400_000), np.arange(400_001)), shape=(400_000, 2))

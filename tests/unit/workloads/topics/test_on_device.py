@@ -119,7 +119,7 @@ def test_parts_and_samples_are_those_of_the_host(made):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_what_has_no_room_for_its_copy_is_worked_on_in_turn(made, monkeypatch, sparse):
-    """Sparse counts are sorted, which takes four times their memory beside them."""
+    """Sparse counts are sorted, which takes four times their memory."""
     there = from_tensor(csr(made) if sparse else torch.tensor(made))
     whole, one = build_problem(there), pt.fit(there, k=3)
     free = 4 * there.stored_bytes - 1 if sparse else 256 * 100

@@ -205,7 +205,7 @@ def test_a_damaged_shard_is_named(folder):
     ],
 )
 def test_a_damaged_manifest(folder, change, code):
-    """What it says becomes types and sizes of what is read, so nothing is read before it is known to be harmless."""
+    """It gives types and sizes of what is read, so it is checked before."""
     manifest = json.loads((folder / "counts.json").read_text())
     (manifest["shards"][0] if change.keys() <= FOREIGN.keys() else manifest).update(change)
     (folder / "counts.json").write_text(json.dumps(manifest))

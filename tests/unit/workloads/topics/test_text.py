@@ -1,4 +1,4 @@
-"""Texts in: the counts of scikit-learn's vectoriser on the same settings, from every kind of file."""
+"""Texts in: the counts of scikit-learn's vectoriser, from every kind of file."""
 
 from __future__ import annotations
 

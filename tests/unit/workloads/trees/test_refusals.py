@@ -1,4 +1,4 @@
-"""Tables and parameters that make no sense: one line each, before anything is written."""
+"""Tables and parameters that make no sense: one line each."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Found in place of tinytopics while `python -m paceline.tinytopics` runs a program, and in its child processes."""
+"""Found in place of tinytopics while `python -m paceline.tinytopics` runs a program."""
 
 import sys
 from importlib import import_module

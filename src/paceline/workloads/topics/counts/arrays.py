@@ -1,4 +1,4 @@
-"""Make counts of what is in memory: arrays, scipy matrices, tensors; those of a device may stay there."""
+"""Make counts of arrays, scipy matrices and tensors; those of a device may stay there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Loops over counts compiled by numba: find nonzeros while rows are read, and update documents on CPU cores.
+"""Loops compiled by numba: find nonzeros while rows are read, and update documents on CPU cores.
 
 Numbers that are not counts up to 65,535 are left to `matrices.WideningArray`.
 """
@@ -79,7 +79,7 @@ def _scan_rows(values, bits, indices, data, count, ends):
 
 @compile_exactly
 def _append_counts(row, first, many, indices, data, count):
-    """Append the nonzeros of a part of a row; return how many there are then, and whether one is no small count."""
+    """Append nonzeros of a row; return how many there are then, and whether one is no small count."""
     odd = False
     for j in range(first, first + many):
         x = row[j]

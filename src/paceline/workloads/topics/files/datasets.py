@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from paceline.data.files import invalid_format
-from paceline.errors import InvalidData, UserError, get_first_line
+from paceline.errors import InvalidData, InvalidValue, get_first_line
 from paceline.workloads.topics.counts.matrices import Counts, check_matrix
 from paceline.workloads.topics.files.disk_counts import MappedCounts
 from paceline.workloads.topics.files.reading import read_counts
@@ -28,7 +28,7 @@ class MatrixRows(Dataset[Tensor]):
         rows = self.shape[0]
         self.indices: Sequence[int] = range(rows) if indices is None or len(indices) == 0 else indices
         if rows and not -rows <= (low := min(self.indices)) <= (high := max(self.indices)) < rows:
-            raise UserError(f"indices from {low} to {high}: the matrix has {rows:,} rows, from 0", code="invalid-value")
+            raise InvalidValue(f"indices from {low} to {high}: the matrix has {rows:,} rows, from 0")
 
     @property
     def all_rows(self) -> bool:

@@ -39,7 +39,7 @@ MAGIC = b"\x93NUMPY"
 
 
 def read_npy(path: Path, fractional: bool = False) -> Counts:
-    """Open counts on disk: the header and the size of the file are checked now, the numbers when they are read."""
+    """Open counts on disk: header and size are checked now, the numbers when they are read."""
     shape, in_columns, dtype, offset = read_npy_header(path)
     check_matrix(shape, str(path), dtype)
     if in_columns and min(shape) > 1:

@@ -1,4 +1,4 @@
-"""Estimate the size of counts for a plan, from the heads of their files or the beginning of their texts."""
+"""Estimate the size of counts for a plan, from heads of files or beginnings of texts."""
 
 import math
 import os
@@ -40,7 +40,7 @@ Probe = tuple[CountsSize, str]  # the size of counts, and what was assumed where
 
 
 def probe_counts(path: Path, options: TextOptions) -> Probe | None:
-    """Return the size of counts that are too large to be read whole; None for small ones, and for invalid files."""
+    """Return the size of counts that are too large to be read; None for small and for invalid ones."""
     name = path.name.lower()
     try:
         if path.is_dir():

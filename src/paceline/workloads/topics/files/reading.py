@@ -61,7 +61,7 @@ def _read_frame(frame: Any, fractional: bool, options: TextOptions | None) -> Co
         texts = ["text"]
     if len(texts) > 1:
         message = f"the table has several columns of texts ({join_names(texts)}); give one, as  table[[{texts[0]!r}]]"
-        raise UserError(message, code="invalid-data", key="X")
+        raise InvalidData(message, key="X")
     if texts:
         return read_text([value or "" for value in table[texts[0]].to_pylist()], options)
     columns = [table[name].to_numpy() for name in table.column_names]

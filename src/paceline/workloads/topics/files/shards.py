@@ -26,7 +26,7 @@ import pydantic.dataclasses
 from pydantic import Field
 
 from paceline.data.cache import create_entry
-from paceline.data.files import open_text, unreadable_error
+from paceline.data.files import invalid_format, open_text, unreadable_error
 from paceline.errors import InvalidData, UserError
 from paceline.io.files import read_json, write_json
 from paceline.io.format import size as format_size
@@ -284,8 +284,8 @@ def read_shards(folder: Path, named: bool = True) -> ShardCounts:
     path = folder / MANIFEST
     manifest = read_json(path)
     if manifest.get("format") != FORMAT:
-        message = f"{path}: its format is {manifest.get('format')}, this version reads {FORMAT}; {AGAIN}"
-        raise UserError(message, code="invalid-format", key=MANIFEST)
+        found = f"its format is {manifest.get('format')}, this version reads {FORMAT}"
+        raise invalid_format(f"{path}: {found}; {AGAIN}", MANIFEST)
     try:
         shards = tuple(Shard(**facts) for facts in manifest["shards"])
         documents, terms = int(manifest["documents"]), int(manifest["terms"])
@@ -377,5 +377,5 @@ def read_names(file: Path, expected: int, mismatch: str) -> list[str] | None:
     with open_text(file) as text:
         lines = [line.rstrip("\r\n") for line in text]
     if len(lines) != expected:
-        raise UserError(f"{file}: {len(lines):,} lines, but {mismatch}", code="invalid-data", key=file.name)
+        raise InvalidData(f"{file}: {len(lines):,} lines, but {mismatch}", key=file.name)
     return lines

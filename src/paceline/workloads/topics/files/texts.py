@@ -28,7 +28,7 @@ Document = tuple[str | None, str]
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How texts become counts. `min_df` and `max_df` are numbers of documents, or, if not whole numbers, shares."""
+    """How texts become counts. `min_df` and `max_df` are numbers of documents, or floats: shares."""
 
     column: str = "text"
     name_column: str | None = None  # documents are named after it; files of a folder have their own names
@@ -148,7 +148,7 @@ class TermCounter:
 
 
 def _count_documents(limit: float, documents: int) -> float:
-    """Return a number of documents: an int is one, a float is a share (1 is one document, 1.0 is all of them)."""
+    """Return a number of documents, where a float is a share: 1 is one document, 1.0 is all."""
     return limit if isinstance(limit, int) else limit * documents
 
 

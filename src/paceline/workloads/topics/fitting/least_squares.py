@@ -116,7 +116,7 @@ def stack_side(basis: Tensor, factor: Tensor) -> Tensor:
 
 
 def run_hals(documents: Tensor, terms: Tensor, k: int, turns: int) -> None:
-    """Update both factors in turns, on a GPU as a CUDA graph: small kernels take longer to launch than to run."""
+    """Update both factors in turns, on a GPU as a CUDA graph, as small kernels launch slowly."""
 
     def update_factors() -> None:
         solve_nonnegative(terms, documents, k, SWEEPS)

@@ -50,7 +50,7 @@ TRIES = 2
 SURPLUS = 3  # times k documents that a try begins with
 FIRST_PASSES, EACH_PASSES, LAST_PASSES = 6, 3, 8
 FEW_SWEEPS, SWEEPS = 10, 40  # of least squares for rows: few where they cost more than the passes they save
-DEVICE_TURNS = SweepCounts(sample=1 << 62, on_sample=0, on_all=300)  # a turn on all costs what one on a sample does
+DEVICE_TURNS = SweepCounts(sample=1 << 62, on_sample=0, on_all=300)  # on all as fast as on a sample
 MIX = 0.02  # of the average in every topic: no term is ruled out by the sample
 
 

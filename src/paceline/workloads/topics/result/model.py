@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from paceline.data.files import unreadable_error
+from paceline.data.files import invalid_format, unreadable_error
 from paceline.errors import InvalidValue, UserError, get_first_line
 from paceline.io.escape import escape_hidden, to_one_line
 from paceline.io.files import replace_nonfinite, to_json_value, write_atomic
@@ -29,7 +29,7 @@ SMALLEST = 1e-30
 
 
 class Alignment(NamedTuple):
-    order: np.ndarray  # F[order] has the topics in the order of the reference; topics without a counterpart come last
+    order: np.ndarray  # F[order] is ordered as the reference; topics without a counterpart come last
     similarities: np.ndarray  # cosine of each with its counterpart; NaN for those without one
 
 
@@ -312,7 +312,7 @@ def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]
             names = list(file.keys())
             if header.get("format") != FORMAT or not set(ARRAYS) <= set(names):
                 message = f"{path}: not a topic model (found: {', '.join(names)[:80] or 'nothing'})"
-                raise UserError(message, code="invalid-format")
+                raise invalid_format(message)
             arrays = {name: file.get_tensor(name) for name in names}
     except UserError:
         raise

@@ -129,14 +129,14 @@ def read_matching_counts(model: "TopicFit", source: Any, fractional: bool = Fals
     terms = model.F.shape[1]
     if counts.terms != terms:
         message = f"the documents have {counts.terms:,} columns and the model {terms:,} terms; {SAME_COLUMNS}"
-        raise UserError(message, code="invalid-data", key="columns")
+        raise InvalidData(message, key="columns")
     if model.terms is not None and counts.vocabulary is not None:
         pairs = zip(counts.vocabulary, model.terms, strict=True)
         other = next((at for at, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
         if other is not None:
             pair = f"{counts.vocabulary[other]!r} in the documents and {model.terms[other]!r} in the model"
             message = f"column {other} (from 0) is {pair}; {SAME_COLUMNS}"
-            raise UserError(message, code="invalid-data", key=model.terms[other])
+            raise InvalidData(message, key=model.terms[other])
     return counts
 
 
