@@ -26,7 +26,7 @@ CHECKS = list(estimator_checks_generator(TopicModel(k=2)))
     ("model", "check"), CHECKS, ids=[getattr(check, "func", check).__name__ for _, check in CHECKS]
 )
 def test_the_checks_of_scikit_learn(model, check):
-    """All that scikit-learn has for such an estimator: none is expected to fail."""
+    """All that scikit-learn has for such an estimator."""
     check(model)
 
 

@@ -1,4 +1,4 @@
-"""The price of a round of trees: what it grows with, and when more ranks do not pay."""
+"""The price of a round of trees, and when more ranks do not pay."""
 
 import pytest
 

@@ -173,7 +173,7 @@ def find_first_topics(
     device: torch.device = torch.device("cpu"),  # noqa: B008 - frozen
     everything: StartSample | None = None,
 ) -> Tensor:
-    """Return F transposed (terms, k); `everything`: the passes over all documents, if they are on the device."""
+    """Return F transposed (terms, k); `everything`: all documents, if they are on the device."""
     in_all = torch.as_tensor(per_term).to(device)
     if how == "random":  # the terms' shares, each times a random number for every topic
         random = torch.Generator().manual_seed(seed)
@@ -198,7 +198,7 @@ def find_first_topics(
 def find_first_rows(
     work: DocumentPass, Ft: Tensor, per_document: Tensor, share: Tensor, sweeps: int = SWEEPS
 ) -> Tensor:
-    """Return rows of L for given topics by weighted nonnegative least squares, with one read of the documents."""
+    """Return rows of L for given topics by weighted nonnegative least squares, in one read."""
     k = Ft.shape[1]
     weighted = torch.where(share[:, None] > 0, Ft / share.clamp_min(TINY)[:, None], torch.zeros_like(Ft))
     rows = torch.full((k, len(per_document)), 1 / k, device=Ft.device)

@@ -51,7 +51,7 @@ def align_topics(F: Any, reference: Any) -> Alignment:
 
 
 def sort_documents(L: Any) -> np.ndarray:
-    """Sort documents by their leading topic, then by their second, then from the purest to the most mixed."""
+    """Sort documents by their leading topic, then by their second, then by purity."""
     shares = as_matrix(L, "L")
     documents = np.arange(len(shares))
     first = shares.argmax(axis=1)
