@@ -35,8 +35,11 @@ CONVOLUTION_BIAS_PASSES, CONVOLUTION_BIAS_SUM_PASSES = 3.3, 3.6  # where a convo
 CAT_LAST_PASSES = 2.3  # where channels that are innermost are put side by side
 STRIDED_PASSES = 2.0  # over what is read in another order than it is written in
 DEPTHWISE_PASSES, DEPTHWISE_LAST_PASSES = 14.0, 1.2
-"""Of a depthwise convolution, which multiplies little, in special kernels; with channels innermost."""
+"""Of a depthwise convolution of 3 × 3, which multiplies little, in special kernels; with channels innermost."""
+DEPTHWISE_TAP, DEPTHWISE_LAST_TAPS = 0.9, (0.14, 0.23)
+"""Passes that each weight of a channel beyond these takes; with channels innermost, forward and for each gradient."""
 CONVOLUTION, ATTENTION = 0.75, 0.5  # of the rate of a plain product with the same sides
+GROUP_CHANNELS = 128  # that a kernel multiplies at once, of which those of one group of a convolution count
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
 """Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
 CONVOLUTION_PASSES = 0.9  # of a convolution whose channels are innermost, beside its product
@@ -48,6 +51,7 @@ SORT_KERNELS, SORTED = 25, 3072
 """To sort the rows of a table whose gradients are added up, where a pass looks up more than so many."""
 RECURRENT_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 RECURRENT_WORKSPACE = {4: 6, 3: 10, 1: 4}  # widths of a word in what kernels work in, by the number of gates
+GROUPS_ARGUMENT = 8  # of the arguments of a convolution
 LOOKED_UP = ("embedding", "index_select", "index", "gather")
 
 
@@ -184,6 +188,9 @@ def _attend(
 def estimate_kernel_efficiency(name: str, args: Any, out: Any) -> float:
     """Estimate the time of a plain product with the same sides over that of a GPU's kernel."""
     if name == "convolution":
+        groups = int(args[GROUPS_ARGUMENT])
+        if 1 < groups < args[0].shape[1]:
+            return CONVOLUTION * min(1.0, int(out.shape[1]) / groups / GROUP_CHANNELS)
         given = args[0].shape[1] if args[0].shape[1] == args[1].shape[1] else CHANNELS
         filled = _tile_fill(given, CHANNELS if given > FEW_CHANNELS else FEW_CHANNELS)
         return CONVOLUTION * _tile_fill(out.shape[1], CHANNELS) * filled
@@ -240,7 +247,10 @@ def _convolution_traffic(args: Any, out: Any, last: bool) -> KernelTraffic:
     products, biased = (args[-1][0] + args[-1][1], args[-1][2]) if back else (1, args[2] is not None)
     passes, kernels = CONVOLUTION_PASSES + TRANSPOSE_PASSES, CONVOLUTION_KERNELS
     if weight.dim() > 3 and weight.shape[1] == 1 < weight.shape[0]:
-        passes = DEPTHWISE_LAST_PASSES if last else DEPTHWISE_PASSES
+        more = max(0, weight[0].numel() - 9)
+        passes = DEPTHWISE_PASSES + DEPTHWISE_TAP * more
+        if last:
+            passes = DEPTHWISE_LAST_PASSES + DEPTHWISE_LAST_TAPS[back] * more
     elif last and weight.dim() == 4:
         passes, kernels = CONVOLUTION_PASSES, 2
     bias = (

@@ -213,3 +213,13 @@ def test_torch_does_not_import_its_compiler_for_it():
         "sys.exit('torch._dynamo' in sys.modules or 'sympy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_groups_of_a_convolution_fill_a_part_of_what_a_kernel_multiplies():
+    def rate(groups):
+        x, weight = torch.empty(2, 128, 8, 8, device="meta"), torch.empty(128, 128 // groups, 3, 3, device="meta")
+        out = torch.empty(2, 128, 8, 8, device="meta")
+        given = (x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+        return eager.estimate_kernel_efficiency("convolution", given, out)
+
+    assert [rate(groups) / rate(1) for groups in (2, 4, 32)] == [1 / 2, 1 / 4, 1 / 32]
