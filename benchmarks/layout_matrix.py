@@ -159,7 +159,7 @@ def agree_to_begin(file: Path, main: bool, deadline: float) -> bool:
 def compare(result: RunResult, cell: Cell, scratch: Path, spec: Any) -> dict[str, Any]:
     (first,) = cell.single.folder(scratch).iterdir()
     reference = RunResult(first, read_summary(RunDir(first).summary_file))
-    row = compare_results(reference, result, Variant(cell.layout, cell.layout, 1, spec, False))
+    row = compare_results(reference, result, Variant(cell.layout, cell.layout, 1, spec))
     found = {name: getattr(row, name) for name in ("loss", "grad_norm", "weights", "evaluation")}
     return {**found, "worst": row.worst.value, "where": row.worst.where}
 
