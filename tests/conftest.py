@@ -56,6 +56,16 @@ def browser():
         opened.close()
 
 
+@pytest.fixture(scope="module")
+def slow_network():
+    """Nodes as network namespaces, as the benchmarks make them."""
+    import slow_network
+
+    if reason := slow_network.why_not():
+        pytest.skip(f"no slow network here: {reason}")
+    return slow_network
+
+
 @pytest.fixture(scope="session")
 def corpus_cache(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("corpora")

@@ -1,4 +1,5 @@
-"""The doctor on several nodes: healthy ones are all well within 30 s, and faults of nodes, links and ports are named.
+"""The doctor on several nodes: healthy ones are all well within 30 s; a slow link, a cut one, a closed and a taken port
+are named. tests/dist/test_doctor.py has other versions, a full disk and a low limit.
 
 pytest tests/cluster/test_doctor.py --import-mode=importlib
 """
@@ -23,10 +24,10 @@ def three(tmp_path):
         yield found
 
 
-def examined(found, tmp_path, before=None):
+def examined(found, tmp_path):
     """Of each rank, its exit code and what it has said; nothing, where it told the first."""
     command = [sys.executable, "-m", "paceline", "doctor", "--out", str(tmp_path / "runs"), "--json"]
-    ranks = found.start_ranks(command, before=before)
+    ranks = found.start_ranks(command)
     told = [rank.communicate(timeout=300)[0] for rank in ranks]
     read = [json.loads(text[text.index("{") :]) if "{" in text else None for text in told]
     return [(rank.returncode, one) for rank, one in zip(ranks, read, strict=True)]
@@ -64,27 +65,6 @@ def test_the_slow_link_of_one_node_is_named(three, tmp_path):
     assert {found.split(":")[0] for found in slow} == {"node2 to node0", "node2 to node1"}, "what it sends is shaped"
 
 
-def test_the_faults_of_one_node_are_named_and_no_other_is_blamed(tmp_path, monkeypatch):
-    if reason := why_not():
-        pytest.skip(f"no nodes here: {reason}")
-    fake, site, out = (tmp_path / name for name in ("fake", "site", "runs"))
-    other = fake / "tokenizers-0.0.1.dist-info"
-    for folder in (other, site, out):
-        folder.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenizers\nVersion: 0.0.1\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), *filter(None, sys.path)]))
-    faults = f"mount --bind {fake} {site} && mount -t tmpfs -o size=1m tmpfs {out} && ulimit -Sn 512"
-    with nodes(2, tmp_path) as found:
-        (code, told), _ = examined(found, tmp_path, before={1: faults})
-    assert code == 1
-    wrongs = wrong(told)
-    assert wrongs.keys() == {"tokenizers everywhere", "room", "disk speed", "open files"}
-    assert wrongs["tokenizers everywhere"] == "0.0.1 on node1"
-    assert "No space left on device" in wrongs["disk speed"]
-    assert wrongs["open files"] == "512"
-    assert {finding["host"] for finding in told["findings"] if finding["verdict"] == "wrong"} == {"node1"}
-
-
 def test_a_node_that_is_cut_off_is_named(three, tmp_path):
     three.cut(2)
     first, _, last = examined(three, tmp_path)
@@ -100,6 +80,14 @@ def test_a_port_that_a_firewall_closes_is_named(three, tmp_path):
     for code, told in others:
         assert code == 1
         assert wrong(told)["port of rank 0"] == f"no answer from node0:{PORT}"
+
+
+def test_a_port_that_another_program_has_is_named(three, tmp_path):
+    listen = f"import socket, time; s = socket.create_server(('', {PORT})); print(flush=True); time.sleep(600)"
+    three.start(0, [sys.executable, "-c", listen], {}).stdout.readline()
+    (code, told), *_ = examined(three, tmp_path)
+    assert code == 1
+    assert wrong(told)["port of rank 0"] == f"node0:{PORT} is taken"
 
 
 def test_under_srun(lab, tmp_path):

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from runs import LAYOUTS, says_the_same
 
@@ -60,3 +61,12 @@ def test_two_nodes_have_the_answer_of_one_rank(launcher, layout, say, lm_file, a
     starts = [event for rank in range(4) for event in read_events(run.events_file(rank), "start")]
     assert {start["host"] for start in starts} == {"n1", "n2"}
     says_the_same(RunResult(run.path, read_summary(run.summary_file)), alone)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_topics_and_check(launcher, say, lm_file, tmp_path):
+    counts = tmp_path / "counts.npy"
+    np.save(counts, np.random.default_rng(0).poisson(1.0, (60, 40)))
+    say(launcher, "topics", str(counts), "-k", "3", "--quiet", "--out", str(tmp_path / "topics"))
+    said = say(launcher, "check", str(lm_file), "--ranks", "1,4", "--steps", "4", "--out", str(tmp_path / "check"))
+    assert said.count("the answer is the same within 1e-05 over 4 steps") == 1

@@ -6,8 +6,10 @@ what is wrong with a node is said. Needs root.
 
 import os
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from nodes import PORT, nodes, why_not
 from runs import LAYOUTS, says_the_same
@@ -71,6 +73,13 @@ def test_three_nodes_with_different_files_refuse_and_with_the_same_agree(tmp_pat
         assert ("on rank 2 (node2)" in said[0]) == bool(third), said
 
 
+def test_topics_on_two_nodes(tmp_path):
+    counts = tmp_path / "counts.npy"
+    np.save(counts, np.random.default_rng(0).poisson(1.0, (60, 40)))
+    codes, said = on_two_nodes(tmp_path, "topics", str(counts), "-k", "3", "--quiet", "--out", str(tmp_path / "runs"))
+    assert codes == [0, 0], said
+
+
 def test_check_across_nodes(lm_file, tmp_path):
     words = ["check", str(lm_file), "--ranks", "1,2", "--steps", "4", "--out", str(tmp_path / "runs")]
     codes, said = on_two_nodes(tmp_path, *words)
@@ -89,6 +98,19 @@ def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(lm_fil
     assert "rank 1 on node1 does not see" in said[0]
     assert "all ranks must share the run folder" in said[0]
     assert not read_steps(RunDir(tmp_path / "runs" / "nodes").events_file(0))
+
+
+def test_a_node_that_cannot_start_is_named_by_the_others(lm_file, tmp_path):
+    """Our package is not there, or another thing: nobody comes from it."""
+    words = ["--quiet", "--out", str(tmp_path / "runs"), "parallel.timeout_s=10"]
+    with nodes(2, tmp_path) as found:
+        began = time.monotonic()
+        ranks = found.start_ranks([*PACELINE, "train", str(lm_file), *words], before={1: "false"})
+        codes, said = outcome(ranks)
+    assert codes[0] == 1
+    assert "could not join the 2 ranks at node0" in said[0]
+    assert "timed out waiting for rank 1" in said[0]
+    assert time.monotonic() - began < 300
 
 
 def test_clocks_that_differ_change_nothing(lm_file, alone, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import pytest
 import yaml
 from runs import RUN, differ, ended, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
 from slurm_lab import until
@@ -94,6 +96,17 @@ def test_a_lost_rank_starts_again_in_its_job_and_a_lost_node_requeues_it(lab, ru
     assert differ(weights(), undisturbed(file, 2)) < 1e-5
 
 
+def test_a_run_that_makes_no_progress_is_left_alone_and_says_why(lab, run_file):
+    file = run_file(steps=40, step_s=0.02)
+    job = submitted(str(file), "data.fail_at=1", "--nodes", "2")
+    assert until_ended(lab, job) == "FAILED"
+    assert endings() == ["again", "again", "enough"]
+    (row,) = json.loads(paceline_says("jobs", "--json"))
+    assert row["state"] == "gave up"
+    assert "3 attempts in a row came no further than step 0" in row["why"]
+    assert "as the test wants" in row["why"]
+
+
 def test_a_node_without_our_package_is_named_in_the_log(lab, run_file):
     bare = Path("bare.sh").resolve()
     bare.write_text(
@@ -154,6 +167,48 @@ def test_a_run_goes_on_with_fewer_nodes_where_the_site_allows_it(lab, run_file):
     starts = list(read_events(RunDir(RUN).events_file(0), "start"))
     assert [start["ranks"] for start in starts] == [4, 2]
     assert differ(weights(), undisturbed(run_file(steps=120), 1)) < 1e-5
+
+
+def test_gpus_are_asked_for_by_their_kind(lab, run_file):
+    job = submitted(str(run_file(steps=5)), "--nodes", "2", "--gpus-per-node", "2", "--time", "10m")
+    told = lab.ask("scontrol", "show", "job", job)
+    lab.ask("scancel", job)
+    assert "gpu:a100:2" in told
+    assert "NumTasks=4" in told
+
+
+def test_a_sweep_of_measure_runs_as_an_array(lab, run_file):
+    job = submitted(str(run_file(step_s=0.0)), "--measure", "--ranks", "2", "--time", "10m")
+    until("the array has ended", lambda: not lab.ask("squeue", "-h", "-j", job).strip(), 400)
+    measured = json.loads(Path("runs/line-measure/ranks-2/measure.json").read_text())
+    assert [row["ranks"] for row in measured["rows"]] == [1, 2]
+
+
+def test_a_sweep_is_taken_apart_by_an_array(lab, run_file):
+    Path("trees.yaml").write_text("{name: trees, workload: trees, train: {steps: 3}, data: {rows: 500}}")
+    words = ("sweep", "trees.yaml", "model.max_depth=2,3")
+    trial = f"{shlex.join([sys.executable, '-m', 'paceline', *words])} --trial $SLURM_ARRAY_TASK_ID"
+    lab.ask("sbatch", "--array=1-2", "--wrap", trial)
+    until("the array has ended", lambda: not lab.ask("squeue", "-h").strip(), 180)
+    told = json.loads(paceline_says(*words, "--show", "--json"))
+    assert [row["status"] for row in told["trials"]] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--partition", "gpus"], "there is no such partition; there are debug, short, high"),
+        (["--nodes", "1", "--gpus-per-node", "3"], "a node of partition debug has 2"),
+        (["--partition", "short", "--time", "2h"], "a job may take 30 min 00 s here"),
+        (["--time", "1m"], "would end before its first checkpoint"),
+        (["--nodes", "5"], "a job may have 2 here"),
+        (["--account", "nobody\nid"], "control characters"),
+    ],
+)
+def test_a_request_that_cannot_work_is_refused_in_one_line(lab, run_file, words, why):
+    said = paceline_says("submit", str(run_file()), *words, code=2)
+    assert why in said
+    assert not Path("runs/line").exists()
 
 
 def test_a_command_runs_on_every_rank_and_again_while_it_saves(lab, run_file):

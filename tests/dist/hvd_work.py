@@ -244,6 +244,21 @@ def elastic_run(folder, fail_at=None, width=1):
     return train(state), resets, model.weight.item()
 
 
+def optimizer_states():
+    """Rank 1 has made steps of its own; after the broadcast it has the state of rank 0, which has made one."""
+    hvd.init()
+    model = Net()
+    hvd.broadcast_parameters(model.state_dict())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + hvd.rank(), betas=(0.5 + 0.1 * hvd.rank(), 0.9))
+    for ids, labels in data()[: 1 + 2 * hvd.rank()]:
+        F.cross_entropy(model(ids), labels).backward()
+        optimizer.step()
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    state = optimizer.state_dict()
+    sums = [float(value["exp_avg"].double().sum()) for value in state["state"].values()]
+    return state["param_groups"][0]["lr"], state["param_groups"][0]["betas"], int(state["state"][0]["step"]), sums
+
+
 def example(file):
     from paceline.horovod.__main__ import STAND_IN, USAGE
     from paceline.launch.command import run_with_stand_in

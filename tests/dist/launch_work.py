@@ -90,3 +90,12 @@ def work_until_stopped(folder, saving_s):
         time.sleep(saving_s)
         (Path(folder) / f"saved{place.rank}").touch()
     return place.rank
+
+
+def stop_the_server(then=""):
+    place = detect_rank(os.environ)
+    if place.rank == place.world - 1:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        if then:
+            raise RuntimeError(then)
+    return place.rank

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from disagreeing import FILES, ROWS, TABLE, TEXTS, TOPICS, TRAIN, TREES, write_files
+from disagreeing import FILES, ROWS, TABLE, TEXTS, TOPICS, TRAIN, TREES, WORKLOAD, write_files
 from paceline import train
 from paceline.config import build_spec
 from paceline.errors import PacelineError
@@ -18,8 +18,11 @@ from results import expect_error
 CASES = {
     "same": (TRAIN, {}, {}, ""),
     "train.lr": (TRAIN, {"run.yaml": FILES["run.yaml"].replace("0.01", "0.02")}, {}, "train.lr"),
+    "code": (TRAIN, {"w.py": WORKLOAD + "\n# changed\n"}, {}, "w.py"),
     "imported code": (TRAIN, {"beside.py": "SCALE = 1.5\n"}, {}, "beside.py"),
     "rows": (TRAIN, ROWS, {}, "the samples"),
+    "fewer rows": (TRAIN, {"rows.csv": FILES["rows.csv"].replace("7,1,2\n", "")}, {}, "the number of samples"),
+    "environment": (TRAIN, {}, {"MKL_CBWR": "COMPATIBLE"}, "MKL_CBWR"),
     "script": (("train", "script.yaml"), ROWS, {}, "the samples"),
     "trees": (TREES, TABLE, {}, "data"),
     "topics": (TOPICS, TEXTS, {}, "data.path"),
@@ -55,6 +58,17 @@ def test_nodes_with_different_files_do_not_start(tmp_path, case):
     assert f"ranks differ in {key}" in text
     assert "on rank 1" in text
     assert not list((tmp_path / "runs").glob("**/checkpoints/step-*"))
+
+
+def test_another_version_on_one_rank_is_named(monkeypatch):
+    def gather(mine):
+        host, facts = mine
+        return [mine, (host, facts), ("other", {**facts, "torch": "2.10.0"})]
+
+    monkeypatch.setattr(agreement, "gather_objects", gather)
+    with expect_error("conflict", "torch") as caught:
+        agreement.check_ranks_agree(build_spec({"train": {"steps": 2}}), "data")
+    assert "rank 2 (other)" in str(caught.value)
 
 
 def test_other_weights_on_one_node_are_named(monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -114,6 +115,27 @@ class Spare(nn.Linear):
     assert err.count("paceline: ") == 1
     assert "frozen" not in err
     assert ask("train run.yaml --quiet parallel.ranks=1")[0] == 0, "one rank waits for nobody"
+
+
+def test_a_finished_run_is_said_to_be_finished_on_any_number_of_ranks(folder, ask):
+    assert ask("train run.yaml --quiet")[0] == 0
+    run = RunDir(folder / "runs" / "run")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    for ranks in (3, 1):
+        code, err = ask(f"train --resume runs/run parallel.ranks={ranks}")
+        assert code == 0
+        assert "runs/run is finished: all of its 4 steps are done" in err
+    after = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert {path: after[path] for path in before} == before
+    assert all(not after[path] for path in after.keys() - before.keys())
+
+    run.summary_file.unlink()
+    for checkpoint in run.checkpoints.iterdir():
+        shutil.rmtree(checkpoint)
+    code, err = ask("train --resume runs/run")
+    assert code == 0
+    assert "starting from the beginning" in err
+    assert read_json(run.summary_file)["steps"] == 4
 
 
 def test_under_a_launcher_the_main_rank_speaks_for_all(folder):

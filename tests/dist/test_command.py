@@ -11,6 +11,7 @@ import pytest
 from ending import alive, wait_until
 
 from paceline.launch.command import launch_command, run_command_ranks
+from paceline.launch.signals import SECOND_INTERRUPT_S
 from results import expect_error
 
 QUICK_S = 100.0
@@ -105,6 +106,20 @@ def test_a_signal_is_passed_on_as_it_is_and_what_the_ranks_make_of_it_counts(job
     assert launcher.returncode == 0
     assert len(list(tmp_path.glob("saved*"))) == 2
     assert wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_ctrl_c_stops_and_a_second_one_kills(job, tmp_path):
+    launcher, pids = job({"INT": "touch heard$RANK"})
+    launcher.send_signal(signal.SIGINT)
+    assert wait_until(lambda: len(list(tmp_path.glob("heard*"))) == 2, launcher)
+    assert launcher.poll() is None
+    # The second counts as one when it comes late enough to be no echo of the first.
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(1.1 * SECOND_INTERRUPT_S)
+    launcher.send_signal(signal.SIGINT)
+    out, err = launcher.communicate(timeout=QUICK_S)
+    assert (launcher.returncode, out, err) == (137, "", "paceline: killed by the second Ctrl-C\n")
+    assert not any(map(alive, pids))
 
 
 def test_ranks_and_what_they_started_outlive_no_launcher(job):

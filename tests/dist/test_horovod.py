@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hvd_work import batch_norms, collectives, differences, elastic_run, example, gradients
+from hvd_work import batch_norms, collectives, differences, elastic_run, example, gradients, optimizer_states
 
 import paceline.horovod as hvd
 from paceline.errors import RunFailed, UserError
@@ -109,6 +109,12 @@ def test_after_a_failure_training_resumes_from_the_last_commit(tmp_path, capfd):
     assert other == pytest.approx(weight, rel=1e-5)
     assert not list((tmp_path / "broken").iterdir())
     assert "resuming from elastic-elastic_script.safetensors" in capfd.readouterr().err
+
+
+def test_the_state_of_an_optimiser_becomes_that_of_the_root():
+    first, second = run_ranks(optimizer_states, (), 2)
+    assert first == second
+    assert first[:3] == (0.1, (0.5, 0.9), 1)
 
 
 def test_the_example_prints_the_same_losses_before_and_after_and_on_any_number_of_ranks(capfd):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,14 +13,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 from ending import alive, wait_until
-from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, speak
+from launch_work import LONG_S, fail, fail_while_a_peer_is_stuck, introduce, speak, stop_the_server
 
 from paceline.errors import InternalError, RunFailed, UserError
-from paceline.launch.environment import RankInfo
+from paceline.launch.environment import SINGLE_RANK, RankInfo
+from paceline.launch.hang_diagnosis import ProcessMonitor
 from paceline.launch.local import reserve_port, run_ranks
 from paceline.launch.process_group import RankCores, divide_cores, join_ranks
 from paceline.launch.signals import SECOND_INTERRUPT_S, StopRequest
+from results import expect_error
 
 HERE = Path(__file__).parent
 QUICK_S = 100.0  # for a whole job with a failed rank on a busy machine; peers that are not ended work for LONG_S
@@ -39,6 +44,16 @@ def test_what_ranks_say_is_heard_in_whole_lines(unbuffered, capfd, monkeypatch):
     for name, text in zip(("stdout", "stderr"), capfd.readouterr(), strict=True):
         said = sorted(f"rank {rank} line {line} on {name}" for rank in range(2) for line in range(2000))
         assert sorted(text.splitlines()) == said
+
+
+def test_ranks_that_have_done_their_work_do_not_need_the_process_they_came_from(tmp_path):
+    assert run_ranks(stop_the_server, (), 2, preload=(), monitor=ProcessMonitor(tmp_path, 0.5)) == [0, 1]
+
+
+def test_the_process_that_starts_ranks_is_named_where_it_was_stopped_and_a_rank_waited_in_vain(tmp_path):
+    monitor = ProcessMonitor(tmp_path, 60.0)
+    with expect_error("rank-unresponsive", match="SIGSTOP", kind=RunFailed):
+        run_ranks(stop_the_server, ("timed out waiting for clients",), 2, preload=(), monitor=monitor)
 
 
 # From here on they come from a process that has imported torch already: what is new is how they end.
@@ -82,6 +97,11 @@ def test_peers_that_do_not_notice_are_ended(work):
     with pytest.raises(RunFailed, match=r"1 .*(KeyError|ValueError)"):
         run_ranks(*work, 2)
     assert time.monotonic() - began_s < QUICK_S
+
+
+def test_modules_that_cannot_be_imported_are_a_bug_of_ours():
+    with pytest.raises(RunFailed, match="ModuleNotFoundError"):
+        run_ranks(speak, (), 2, preload=("nowhere",))
 
 
 # Calling run_ranks in a process of its own, to signal it.
@@ -214,7 +234,28 @@ def test_what_is_defined_in_the_script_is_refused(tmp_path, call):
     assert "ine is defined in the running script" in err
 
 
+@pytest.mark.skipif(shutil.which("mpirun.mpich") is None, reason="mpich is not installed")
+def test_under_mpich():
+    """test_launchers.py has torchrun and Open MPI."""
+    command = ["mpirun.mpich", "-np", "2", sys.executable, "-c", "import launch_work; print(launch_work.introduce())"]
+    with reserve_port() as port:
+        environ = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "MASTER_PORT": str(port)}
+        run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=QUICK_S)
+    assert run.returncode == 0, run.stderr
+    found = sorted(re.findall(r"\(.*?\)", run.stdout))
+    assert found == ["(0, 2, 'mpirun', 'cpu', 3.0)", "(1, 2, 'mpirun', 'cpu', 3.0)"]
+
+
 # One rank at a time.
+
+
+def test_alone_there_is_no_group():
+    threads = torch.get_num_threads()
+    with join_ranks(SINGLE_RANK, "cpu", 1, 5.0) as device:
+        assert device == torch.device("cpu")
+        assert torch.get_num_threads() == 1
+        assert not dist.is_initialized()
+    torch.set_num_threads(threads)
 
 
 def test_a_peer_that_never_comes():
@@ -223,6 +264,14 @@ def test_a_peer_that_never_comes():
         with pytest.raises(RunFailed, match="waiting for rank 1") as error, join_ranks(place, "cpu", 1, 1.0):
             pass
     assert error.value.code == "rank-unresponsive"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="this machine has the devices")
+def test_more_ranks_than_devices():
+    place = RankInfo(0, 2, 0, 2, "paceline", "127.0.0.1", 29688)
+    with pytest.raises(UserError) as error, join_ranks(place, "cuda", 1, 1.0):
+        pass
+    assert (error.value.code, error.value.key) == ("unavailable", "parallel.ranks")
 
 
 def test_cores_are_divided_among_those_who_share_them():

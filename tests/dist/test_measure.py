@@ -4,15 +4,21 @@ import json
 import os
 import shutil
 import textwrap
+from unittest import mock
 
 import pytest
 from torch.profiler import ProfilerActivity, profile
 
 from paceline import train
 from paceline.config import load
+from paceline.io.files import read_json, write_json
 from paceline.launch.local import run_ranks
+from paceline.measurement.links import COLLECTIVES, compute_link_factor, time_collectives
 from paceline.measurement.measure import measure
+from paceline.measurement.recalibration import update_calibration
+from paceline.measurement.result import read_measurement
 from paceline.measurement.rows import FailedRow, drop_failed
+from paceline.planner.calibration import calibrate
 from paceline.runlog.events import read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.timers import sum_union
@@ -50,6 +56,19 @@ class Plain(Workload):
 class SlowInput(Plain):
     rows = SlowRows
 
+class Uneven(Plain):
+    # most samples are short, some forty times as long
+    lengths = 1 + 39 * np.random.default_rng(0).random(400) ** 12
+    class rows(Rows):
+        def batch(self, ids, keys): return X[ids], torch.tensor(Uneven.lengths[ids])
+    def loss(self, model, batch):
+        time.sleep(0.003 * float(batch[1].sum()))
+        return ((model(batch[0])[:, 0] - batch[0].sum(1)) ** 2).sum(), len(batch[0])
+
+class Costed(Uneven):
+    class rows(Uneven.rows):
+        def cost(self, ids): return Uneven.lengths[ids]
+
 class SlowRank(Plain):
     def loss(self, model, x):
         time.sleep(0.12 if os.environ.get("RANK") == "1" else 0.0)
@@ -65,6 +84,12 @@ def comm_twice(spec, out):
     steps = read_steps(RunDir(result.path).events_file(int(os.environ["RANK"])))
     theirs = sum_union([(flight.start / 1e6, flight.end / 1e6) for flight in flights])
     return sum(step["comm_s"] for step in steps), theirs
+
+
+def links_between_hosts(sizes_bytes):
+    """As on one host for each rank."""
+    with mock.patch("socket.gethostname", return_value=f"host{os.environ['RANK']}"):
+        return time_collectives(sizes_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +144,23 @@ def test_a_sweep_has_rows_with_all_that_was_measured(swept):
     assert swept.file.is_file()
 
 
+def test_what_is_written_can_be_read_back(swept):
+    again = read_measurement(swept.folder)
+    assert (again.rows, again.laws, again.findings) == (swept.rows, swept.laws, swept.findings)
+    row = read_json(swept.file)["rows"][1]
+    assert row["efficiency"] == pytest.approx(row["speedup"] / 2)
+
+
+def test_real_ranks_correct_a_real_calibration(swept, tmp_path):
+    file = tmp_path / "calibration.json"
+    write_json(file, calibrate.calibrate_machine([1, 2], lambda text: None, threads=1, enough_s=0.01))
+    correction, planned = update_calibration(swept.folder, file)
+    assert [row.ranks for row in correction.rows] == [1, 2]
+    assert [row.label for row in planned] == ["1 rank", "2 ranks"]
+    for row, plan in zip(swept.rows, planned, strict=False):
+        assert plan.after_s == pytest.approx(row.parts.compute_s + row.parts.exposed_s + row.other_s, rel=0.05)
+
+
 def test_nothing_is_done_twice(swept, run_file, tmp_path):
     """Started again: one more repeat of the rows that worked, and no other run. A half-done run is done anew."""
     folder = tmp_path / swept.folder.name
@@ -156,6 +198,32 @@ def test_a_slow_source_and_a_slow_rank_are_found(run_file, tmp_path):
     assert found.rows[1].loads.slowest.rank == 1
 
 
+def test_samples_of_uneven_length_are_balanced_by_their_cost(run_file, tmp_path):
+    waits = []
+    for kind in ("Uneven", "Costed"):
+        _, two = measure(run_file(kind), [1, 2], steps=8, repeats=1, out=tmp_path / kind).rows
+        waits.append(two.parts.waiting_s)
+    assert waits[0] > 0.01
+    assert waits[1] < waits[0] / 2
+
+
+def test_links_between_two_ranks():
+    links = run_ranks(time_collectives, ((1_000, 100_000, 4_000_000),), 2)[0]
+    assert [link.collective for link in links] == list(COLLECTIVES)
+    for link in links:
+        assert len(link.seconds) == 3
+        assert 1e-6 < link.latency_s < 1
+        assert 1e6 < link.bandwidth_bits_s < 1e13
+    assert compute_link_factor("all_reduce", 2) == 1.0
+    assert compute_link_factor("all_gather", 4) == 0.75
+
+
+def test_every_pair_of_hosts_is_written_down():
+    links = run_ranks(links_between_hosts, ((1_000, 10_000),), 3)[0]
+    pairs = [link.between for link in links if link.between != "all ranks"]
+    assert pairs == ["host0 and host1", "host0 and host2", "host1 and host2"]
+
+
 @pytest.fixture(scope="module")
 def timed_twice(small, tmp_path_factory):
     """(ours, the profiler's) of each rank: with more weights than usual, so that collectives take a while."""
@@ -169,13 +237,28 @@ def test_our_times_cover_what_the_profiler_sees(timed_twice):
         assert 0 < theirs < 1.1 * ours
 
 
+@pytest.mark.timing
+def test_our_times_agree_with_the_profiler(timed_twice):
+    for ours, theirs in timed_twice:
+        assert ours == pytest.approx(theirs, rel=0.1)
+
+
 def test_the_command(file_of, ask, swept):
     file = file_of("Plain")
     answer = ask("measure", file, "--ranks", "1,2", "--steps", 12, "--repeats", 1, "--out", swept.folder)
     assert (answer.code, "speed-up" in answer.out) == (0, True)
-    for words in ("--ranks 2,4", "--ranks 0", "--steps 2", "--price -1", "--out /proc/nothing/here"):
-        answer = ask("measure", file, *words.split())
+    lines = answer.out.splitlines()
+    assert max(map(len, lines)) <= 100 or "written" in max(lines, key=len)
+    for words, said in (
+        (["--ranks", "2,4"], "one rank"),
+        (["--ranks", "0"], "--ranks"),
+        (["--steps", "2"], "--steps"),
+        (["--price", "-1"], "--price"),
+        (["--out", "/proc/nothing/here"], "cannot be a folder"),
+    ):
+        answer = ask("measure", file, *words)
         assert (answer.code, answer.err.count("\n")) == (2, 1)
+        assert said in answer.err
 
 
 def test_a_baseline_is_written_then_compared_with(file_of, tmp_path, monkeypatch, ask):

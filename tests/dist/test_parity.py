@@ -1,6 +1,7 @@
 """Promise 1: the answer does not depend on the layout."""
 
 import math
+import textwrap
 
 import pytest
 
@@ -34,6 +35,28 @@ def test_any_layout_gives_the_same_answer(small, row):
     assert parity.holds
     if row == "plain":
         assert parity.tolerance == 1e-5
+
+
+BROKEN = """
+import torch, torch.distributed as dist
+from paceline.workloads.classifier.workload import Classifier
+
+class Broken(Classifier):
+    "Divides by its own count instead of leaving that to the loop: right on one rank, wrong on several."
+    def loss(self, model, batch):
+        total, count = super().loss(model, batch)
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        return (total / ranks if ranks > 1 else total), count
+"""
+
+
+def test_a_broken_workload_is_found_out(small, tmp_path):
+    (tmp_path / "broken.py").write_text(textwrap.dedent(BROKEN))
+    spec = small.replace({"workload": f"{tmp_path / 'broken.py'}:Broken"})
+    parity = check(spec, [1, 2], steps=5)
+    assert not parity.holds
+    assert parity.rows[1].loss > 0.4
+    assert "step" in parity.rows[1].worst.where
 
 
 def test_a_check_of_one_layout_is_refused(small):

@@ -3,6 +3,7 @@
 Here is one of each kind; tests/cluster/test_silent_ranks.py has every phase and every rank.
 """
 
+import json
 import os
 import signal
 import time
@@ -19,6 +20,8 @@ from paceline import train
 from paceline.errors import RankUnresponsive
 from paceline.launch.environment import detect_rank
 from paceline.launch.hang_diagnosis import ProcessMonitor
+from paceline.launch.hang_traces import dump_own_calls, enable_flight_recorder
+from paceline.launch.heartbeat import Heartbeat
 from paceline.launch.local import run_ranks
 from paceline.launch.process_group import create_device_mesh, create_subgroup, join_ranks
 from paceline.runlog.events import read_events
@@ -68,6 +71,52 @@ def test_a_rank_frozen_while_it_writes_a_checkpoint_is_named_and_so_is_its_place
     assert "rank.py" in (run / "heartbeats" / "rank1.asked").read_text()
     (end,) = read_events(RunDir(run).events_file(0), "end")
     assert end["status"] == "failed"
+
+
+def be_aborted(folder):
+    """As NCCL does it to a rank that has waited for too long."""
+    place = detect_rank(os.environ)
+    with Heartbeat(Path(folder), place, 0.4) as beat:
+        beat("step" if place.rank == 0 else "data", 3)
+        if place.rank == 0:
+            wait_until((Path(folder) / "rank1.json").exists)
+        time.sleep(0.8 if place.rank == 0 else freezing.LONG_S)
+        os.abort()
+
+
+def test_behind_a_rank_that_was_aborted_is_the_one_that_it_waited_for(tmp_path, capfd):
+    with pytest.raises(RankUnresponsive) as caught:
+        run_ranks(be_aborted, (str(tmp_path),), 2, preload=(), monitor=ProcessMonitor(tmp_path, 0.4))
+    said = str(caught.value)
+    assert caught.value.rank == 1
+    assert "it is waiting for the samples of step 4; its stack" in said
+    assert "in be_aborted" in said
+    assert "rank 0 waited in be_aborted (test_silent.py:" in said
+
+
+def calls_while_one_waits(folder):
+    place, seen = detect_rank(os.environ), Path(folder, "seen")
+    enable_flight_recorder(os.environ)
+    with join_ranks(place, "cpu", 1, 60.0):
+        dist.broadcast(torch.zeros(1), 0)
+        if place.rank == 0:
+            work = dist.all_reduce(torch.zeros(1), async_op=True)
+            found = dump_own_calls()
+            seen.touch()
+            work.wait()
+        else:
+            while not seen.exists():
+                time.sleep(0.01)
+            found = dump_own_calls()
+            dist.all_reduce(torch.zeros(1))
+        dist.barrier()
+    return json.loads(found)["gloo 0"]
+
+
+def test_torch_knows_which_collectives_each_rank_has_called(tmp_path):
+    first, second = run_ranks(calls_while_one_waits, (str(tmp_path),), 2)
+    assert (first["name"], first["done"]) == ("all_reduce", False)
+    assert (second["name"], second["number"]) == ("broadcast", first["number"] - 1)
 
 
 def listening_addresses():

@@ -15,6 +15,7 @@ from paceline.inference.sample import sample
 from paceline.measurement.measure import measure
 from paceline.reports.report import report
 from paceline.reports.watch import watch
+from paceline.trials.check import build_parity_table, check
 from results import expect_error
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
@@ -39,9 +40,20 @@ def test_a_fit_is_measured_and_reported_in_its_own_words(spec, tmp_path):
     assert two.batch.layout == "90 samples = 45 per rank × 2 ranks"
     assert found.total_samples == 12 * DOCUMENTS
     assert one.cost.cost_usd == pytest.approx(2 * 12 * DOCUMENTS / one.samples_per_s / 3600)
+    assert [row.label for row in found.planned] == ["1 rank", "2 ranks"]
     made = report([tmp_path / "sweep"], tmp_path / "report")
     text = made.page.with_name("report.md").read_text()
+    assert "Each step is a pass over all samples." in text
+    assert "All 2 runs trained the same thing" in text
     assert not any(word in text for word in ("gradient_norm", "MFU", "global_batch, a larger"))
+
+
+def test_two_ranks_fit_the_same_topics_as_one(spec):
+    found = check(spec, (1, 2), steps=6)
+    assert found.holds
+    assert found.rows[1].loss < 1e-6
+    assert found.rows[1].grad_norm is None
+    assert len(build_parity_table(found).rows) == 2
 
 
 def test_a_run_is_exported_watched_and_does_not_write_text(spec, tmp_path, capsys):

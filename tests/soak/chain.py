@@ -1,5 +1,6 @@
 """A run that is struck again and again, and what must hold each time; in the end it is left in peace."""
 
+import collections
 import functools
 import json
 import random
@@ -7,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
 
 REFUSED, BUG = 2, 70
+FORKED = 0.9
+"""Share of attempts that begin without a new interpreter, at a third of the cost."""
 TRACEBACK = re.compile(r"^Traceback .*\n(?:  .*\n)*", re.MULTILINE)
 LONG_S = 60 * faults.SLOW
 """parallel.timeout_s of a run that nobody freezes."""
@@ -63,7 +66,8 @@ class Chain:
 
     def start(self, jumps: str = "", timeout_s: float = LONG_S) -> Command:
         words = f"train {self.name}.yaml --out runs --resume-or-start --quiet parallel.timeout_s={timeout_s}"
-        self.command = start_command(words.split(), self.disk.folder, self.log, jumps)
+        self.forked = self.dice.random() < FORKED
+        self.command = start_command(words.split(), self.disk.folder, self.log, jumps, self.forked)
         return self.command
 
     def strike(self, phase: str, fault: str) -> dict[str, Any] | None:
@@ -84,8 +88,9 @@ class Chain:
         assert not frozen or code == 0 or f"pid {frozen}" in self.log.read_text(), self.told(f"{frozen} is not named")
         faults.mend(self.run, self.disk.folder)
         assert faults.orphans(at.command) == [], self.told("orphans")
-        struck = {"phase": phase, "fault": fault, "run": self.name, "in_step": in_step}
-        return {**struck, "resumed": self.list_resumes(), "frozen": bool(frozen), "ended_s": round(ended_s, 2)}
+        struck = {"phase": phase, "fault": fault, "run": self.name}
+        where = {"in_step": in_step, "forked": self.forked, "resumed": self.list_resumes()}
+        return {**struck, **where, "frozen": bool(frozen), "ended_s": round(ended_s, 2)}
 
     def _reached(self, phase: str, fault: str) -> faults.Struck:
         """An attempt, at the moment when it is to be struck."""
@@ -128,15 +133,26 @@ class Chain:
         return f"{self.name}: {what} after {', '.join(self.history)}\n{self.log.read_text()[-3000:]}"
 
 
-def tallied(file: Path) -> str:
+def table(struck: Sequence[dict[str, Any]]) -> str:
     """How often each fault struck in each phase, and how long it took the run to end when a process was frozen."""
-    struck = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    lines = [f"{n:4} {kind}" for kind, n in sorted(Counter(f"{s['fault']} at {s['phase']}" for s in struck).items())]
-    frozen_s = max((one["ended_s"] for one in struck if one["frozen"]), default=0.0)
-    in_step, resumed = sum(one["in_step"] for one in struck), [step for one in struck for step in one["resumed"]]
-    lines.append(f"{len(struck)} faults, {in_step} in a training step; {len(resumed)} resumes, {resumed.count(0)} at 0")
-    lines.append(f"frozen: ended {frozen_s:.1f} s later at most, of {faults.TIMEOUT_S + faults.GRACE_S}")
+    counts = collections.Counter((one["fault"], one["phase"]) for one in struck)
+    rows = {fault: [counts[fault, phase] for phase in faults.PHASES] for fault in faults.FAULTS}
+    lines = [f"{name:18}" + "".join(f"{cell:>12}" for cell in row) for name, row in {"": faults.PHASES, **rows}.items()]
+    runs = collections.Counter(one["run"] for one in struck)
+    frozen_s = [one["ended_s"] for one in struck if one["frozen"]]
+    lines += [f"{len(struck)} faults: " + ", ".join(f"{name} {count}" for name, count in runs.items())]
+    resumed = [step for one in struck for step in one["resumed"]]
+    above = sum(step > 0 for step in resumed)
+    lines.append(f"{sum(one['in_step'] for one in struck)} hit a training step")
+    lines.append(f"{sum(not one.get('forked') for one in struck)} hit processes of a new interpreter")
+    lines.append(f"{above} of {len(resumed)} resumes began above step 0 ({above / max(1, len(resumed)):.0%})")
+    if frozen_s:
+        lines.append(f"frozen: ended {max(frozen_s):.1f} s later at most, of {faults.TIMEOUT_S + faults.GRACE_S}")
     return "\n".join(lines)
+
+
+def tallied(file: Path) -> str:
+    return table([json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else [])
 
 
 if __name__ == "__main__":

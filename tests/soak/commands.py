@@ -6,8 +6,10 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
+from forked import start_forked
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parents[1] / "src"
@@ -49,9 +51,11 @@ class Command:
                 self.seen[pid].kill()
 
 
-def start_command(words: list[str], folder: Path, log: Path, jumps: str = "") -> Command:
+def start_command(words: list[str], folder: Path, log: Path, jumps: str = "", forked: bool = False) -> Command:
     path = [*([str(CLOCK)] if jumps else []), str(SOURCES)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "CLOCK_JUMPS": jumps or "0 0"}
-    command = [sys.executable, "-m", "paceline", *words]
     with log.open("ab") as out:
-        return Command(subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=environ))
+        options: dict[str, Any] = {"cwd": folder, "stdout": out, "stderr": out, "env": environ}
+        if forked:
+            return Command(start_forked(words, **options))
+        return Command(subprocess.Popen([sys.executable, "-m", "paceline", *words], **options))

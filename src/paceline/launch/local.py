@@ -37,6 +37,7 @@ T = TypeVar("T")
 POLL_S = 0.05
 GRACE_S = 3.0
 EXIT_TIMEOUT_S = 60.0
+FORK_SERVER_RANK = -1
 FORK_SERVER_NAME = "the process that starts the ranks"
 PRELOAD = ("paceline.launch.process_group",)  # imports torch
 
@@ -161,26 +162,41 @@ class _RankProcesses:
         if self.monitor is None:
             return
         pids = {rank.number: rank.pid for rank in self.ranks if rank.pid is not None and not rank.ended}
-        failures = self.failures()
-        if not failures:
-            stopped = self.monitor.find_stopped(pids)
-        elif all(failure.secondary for failure in failures):  # a rank may have been stopped before its heartbeat
-            stopped = [number for number, pid in pids.items() if read_process_state(pid)[0] == STOPPED]
-        else:
-            self._check_aborted(self.monitor, failures)
+        if failures := self.failures():
+            if read_process_state(self.server.pid)[0] == STOPPED:  # ranks waited for others that it never forked
+                self._give_up_server()
+            elif all(failure.secondary for failure in failures):  # a rank may have been stopped before its heartbeat
+                for number, pid in pids.items():
+                    if read_process_state(pid)[0] == STOPPED:
+                        self._blame_stopped(number, pid)
+            else:
+                self._check_aborted(failures)
             return
-        for rank in (self.ranks[number] for number in stopped):
-            if rank.result:
-                rank.signal(signal.SIGKILL)
-            elif rank.failure is None:
-                silent = self.monitor.describe_stopped(rank.number, pids[rank.number])
-                rank.failure = describe_exception(rank.number, silent)
+        for number in self.monitor.find_stopped({**pids, FORK_SERVER_RANK: self.server.pid}):
+            if number == FORK_SERVER_RANK:
+                self._give_up_server()
+            elif self.ranks[number].result:
+                self.ranks[number].signal(signal.SIGKILL)
+            else:
+                self._blame_stopped(number, pids[number])
 
-    def _check_aborted(self, monitor: ProcessMonitor, failures: list[RankFailure]) -> None:
+    def _blame_stopped(self, number: int, pid: int) -> None:
+        if self.monitor is not None and self.ranks[number].failure is None:
+            self.ranks[number].failure = describe_exception(number, self.monitor.describe_stopped(number, pid))
+
+    def _give_up_server(self) -> None:
+        self.server.kill()
+        if not self.leaving:
+            message = f"{FORK_SERVER_NAME} (pid {self.server.pid}) was stopped by a signal such as SIGSTOP"
+            error = RunFailed(message, code="rank-unresponsive")
+            self.server_failure = RankFailure(0, error, time.time(), secondary=False)
+
+    def _check_aborted(self, failures: list[RankFailure]) -> None:
         """If NCCL aborted a rank that waited too long, blame the rank that it waited for."""
-        first = failures[0]
-        if len(failures) == 1 and first.signal == signal.SIGABRT and (silent := monitor.find_awaited(first.rank)):
-            self.ranks[first.rank].failure = replace(first, secondary=True)
+        if self.monitor is None or len(failures) > 1 or failures[0].signal != signal.SIGABRT:
+            return
+        if (silent := self.monitor.find_awaited(failures[0].rank)) is not None:
+            self.ranks[failures[0].rank].failure = replace(failures[0], secondary=True)
             self.ranks[silent.rank].failure = describe_exception(silent.rank, silent)
 
     def forward_signal(self, received: signal.Signals) -> None:

@@ -172,7 +172,9 @@ def hash32(x: Tensor) -> Tensor:
     x = x * -0x7A143595
     x = x ^ ((x >> 13) & 0x7FFFF)
     x = x * -0x3D4D51CB
-    return x ^ ((x >> 16) & 0xFFFF)
+    x = x ^ ((x >> 16) & 0xFFFF)
+    # compiled for a device, ranges of lengths that vary are computed in 64 bits, whatever their type
+    return x.to(torch.int64).to(torch.int32) if x.is_cuda and torch.compiler.is_compiling() else x
 
 
 def derive_token_keys(packed: Packed, site: int) -> Tensor:
