@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -23,10 +24,26 @@ from paceline.workloads.topics.files.datasets import MatrixRows, NumpyDiskDatase
 from paceline.workloads.topics.files.disk_counts import read_npy
 from paceline.workloads.topics.files.reading import read_counts
 
-__all__ = ["NumpyDiskDataset", "TorchDiskDataset"]
+__all__ = ["IndexTrackingDataset", "NumpyDiskDataset", "TorchDiskDataset"]
 
 SMALL_BYTES, MEMORY_SHARE = 256 << 20, 1 / 8
 """Bytes, or share of the machine's memory for all ranks, up to which datasets are kept, by their size as float32."""
+
+
+class IndexTrackingDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Another dataset whose samples are (row, number of the row), so that they keep their numbers when shuffled."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.is_tensor = isinstance(dataset, Tensor)
+        shape = getattr(dataset, "shape", None)
+        self.shape: tuple[int, ...] = (len(dataset), len(dataset[0])) if shape is None else tuple(shape)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, idx: int) -> tuple[Tensor, Tensor]:
+        return self.dataset[idx], torch.tensor(idx)
 
 
 def open_counts(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:

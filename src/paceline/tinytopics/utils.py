@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from paceline.errors import UserError
 from paceline.io.format import size
 from paceline.tinytopics.data import NumpyDiskDataset
-from paceline.workloads.topics.result import model
 
 MEMORY_SHARE = 0.5  # of what is free: larger counts go to a file
 NUMBER_BYTES = 4
@@ -87,7 +87,13 @@ def _reserve(handle: int, needed: int, folder: Path) -> None:
 
 def align_topics(true_F: Any, learned_F: Any) -> np.ndarray:
     """Return for each true topic the number of the learned one that matches, by the largest sum of cosines."""
-    return model.align_topics(learned_F, true_F).order[: len(true_F)]
+    _, matched = linear_sum_assignment(_normalise_rows(true_F) @ _normalise_rows(learned_F).T, maximize=True)
+    return matched
+
+
+def _normalise_rows(rows: Any) -> np.ndarray:
+    rows = np.asarray(rows, np.float64)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float64).tiny)
 
 
 def sort_documents(L_matrix: Any) -> Sequence[int]:

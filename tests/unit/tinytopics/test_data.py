@@ -5,9 +5,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from paceline.errors import UserError
-from paceline.tinytopics.data import NumpyDiskDataset, TorchDiskDataset
+from paceline.tinytopics.data import IndexTrackingDataset, NumpyDiskDataset, TorchDiskDataset
 from results import expect_error
 
 X = np.arange(20, dtype=np.int32).reshape(5, 4)
@@ -69,3 +70,12 @@ def test_a_file_with_more_than_a_tensor_is_rejected(tmp_path):
     for kind in (NumpyDiskDataset, TorchDiskDataset):
         with pytest.raises(FileNotFoundError, match=r"no/such\.file"):
             kind("no/such.file")
+
+
+def test_rows_keep_their_numbers_when_they_are_shuffled(dataset):
+    tracked = IndexTrackingDataset(dataset())
+    assert (len(tracked), tracked.shape, tracked.is_tensor) == (5, (5, 4), False)
+    row, number = tracked[3]
+    assert (row.tolist(), number.item()) == (X[3].tolist(), 3)
+    rows, numbers = next(iter(DataLoader(tracked, batch_size=5, shuffle=True)))
+    assert rows.tolist() == X[numbers].tolist()
