@@ -28,6 +28,7 @@ class Compilation:
     paused: bool = False
     only_training: bool = True
     """Run evaluations as written: each of their shapes would take seconds to compile."""
+    in_one_graph: bool = True  # reject what would cut a graph in two
 
     def wrap(self, call: Callable[..., Any], dynamic: bool | None, **options: Any) -> Callable[..., Any]:
         """Return the function compiled, or as it is while this is not active."""
@@ -42,7 +43,7 @@ class Compilation:
         def traced(*args: Any, **kwargs: Any) -> Any:  # else torch's own modules are not traced
             return call(*args, **kwargs)
 
-        compiled = torch.compile(traced, dynamic=dynamic, fullgraph=True, **options)
+        compiled = torch.compile(traced, dynamic=dynamic, fullgraph=self.in_one_graph, **options)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self.active and not self.paused and (torch.is_grad_enabled() or not self.only_training):

@@ -33,6 +33,7 @@ from paceline.execution import CPU, CUDA, Execution, Target
 from paceline.launch.process_group import create_device_mesh, flatten_mesh, init_single_rank_group
 from paceline.layout import Layout
 from paceline.nn.batch_norm import list_batch_norms
+from paceline.nn.experts import find_experts
 from paceline.nn.keras_backend import has_keras
 from paceline.nn.keyed_dropout import KeyedPasses, Site, list_sites, run_again
 from paceline.nn.nf4 import count_elements
@@ -293,7 +294,9 @@ def compile_model(model: nn.Module, setup: ModelSetup, dynamic: bool | None = No
     """Compile the layers of a model, or the whole if it has none of one structure."""
     workload, layout = setup.workload, setup.layout
     sharded = not layout.plain and layout.strategy != "zero1"
-    compilation = Compilation(setup.notice, only_training=not workload.compile_layers)
+    # attention to a divided sequence, and tokens sent to experts or sorted by them, run as written between two graphs
+    cut = layout.context > 1 or bool(find_experts(model))
+    compilation = Compilation(setup.notice, only_training=not workload.compile_layers, in_one_graph=not cut)
     equal = workload.blocks(model) if workload.compile_layers else find_equal_layers(model)
     if equal:
         # DistributedDataParallel's own way would cut each layer in pieces, by buckets that layers already suit

@@ -181,6 +181,7 @@ class Roofline:
             forward, backward = min((_price_eager(of, samples, each_s, physics.kernel_s) for of in formats), key=sum)
             return forward, backward, samples * block.eager.forward_elements * each_s
         cut = t if placement.sequence_parallel or block.name == "head" else (1 + t) / 2
+        cut = 1 if block.expert_params else cut  # what experts move is most of it, and whole
         passes = {"eager": physics.fusion, "fused": (1 + physics.fusion) / 2, "compiled": 1.0}[runtime.kernels]
         moved = passes * block.moved_elements
         if block.eager is not None and runtime.compiled and not self.device.synchronous:
@@ -192,7 +193,8 @@ class Roofline:
         beside = block.eager_elements + (0.0 if self.device.synchronous else block.cast_elements)
         unfused = 0.0 if runtime.compiled else beside * samples * numbers.element_bytes
         # gradients of cast weights come out of their products in 16 bits, and are widened
-        casts = 6.0 * block.cast_params / t / bandwidth if numbers.cast else 0.0
+        cast_params = 6.0 * block.cast_params / t + 6.0 * block.undivided(block.cast_params, t)
+        casts = cast_params / bandwidth if numbers.cast else 0.0
         casts += (COMPILED_UNPACK if runtime.compiled else UNPACK) * block.packed_params / t / bandwidth
         starts = 0.0 if self.device.synchronous else _count_kernels(block, runtime) * physics.kernel_s
         forward = elementwise + casts + unfused / bandwidth + starts

@@ -93,10 +93,12 @@ def estimate_memory(
     embedding, layer, head = blocks[0], find_repeated_block(blocks), blocks[-1]
     layers = layer.repeat / placement.pipeline
     ends = (embedding, head) if placement.pipeline == 1 else (max(embedding, head, key=lambda b: b.params),)
-    params = (layers * layer.stored_params + sum(b.stored_params for b in ends)) / placement.tensor
-    cast = (layers * layer.cast_params + sum(b.cast_params for b in ends)) / placement.tensor
-    trained = (layers * layer.trained_params + sum(b.trained_params for b in ends)) / placement.tensor
-    experts = layers * layer.expert_params / placement.tensor
+    params, cast, trained = (
+        (layers * getattr(layer, kind) + sum(getattr(b, kind) for b in ends)) / placement.tensor
+        + layers * layer.undivided(getattr(layer, kind), placement.tensor)
+        for kind in ("stored_params", "cast_params", "trained_params")
+    )
+    experts = layers * layer.expert_params
     weights, gradients, states, host = _states(params, trained, experts, placement, numbers)
     sample_bytes = placement.micro_batch / placement.context * numbers.element_bytes  # of an element of each sample
     saved = _saved_elements(layer, placement)
@@ -158,10 +160,10 @@ def _sequence_cut(placement: Placement) -> int:
 def _saved_elements(layer: BlockShape, placement: Placement) -> float:
     """Count what a layer keeps of a sample for the backward pass (recomputed in full: while at work)."""
     t, cut = placement.tensor, _sequence_cut(placement)
-    saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut
+    saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut + layer.expert_elements * (1 - 1 / t)
     if not placement.runtime.compiled:
-        norms = layer.unfused_saved_elements
-        saved += (layer.eager_saved_elements - norms) / t + (0.0 if placement.runtime.fused_norms else norms / cut)
+        norms, features = layer.unfused_saved_elements, 1 if layer.expert_params else t
+        saved += (layer.eager_saved_elements - norms) / features + (0.0 if placement.runtime.fused_norms else norms / cut)
         saved += layer.routed_elements * (2 if placement.expert > 1 else 1)  # before they are put into their order
     if placement.recompute != "selective" or layer.attention is None:
         others = 0 if placement.ring else placement.context - 1
@@ -209,8 +211,12 @@ def _gathered(
         return 0.0
     t, e = placement.tensor, numbers.element_bytes
     away = layer.elsewhere(placement.expert)
-    largest = max(layer.trained_params - away, embedding.trained_params) / t
-    gathered = 2 * (layer.stored_params - away) / t * numbers.gathered_bytes + largest * numbers.sent_bytes
+    stored, trained = (
+        (params - away) / t + layer.undivided(params, t, placement.expert)
+        for params in (layer.stored_params, layer.trained_params)
+    )
+    largest = max(trained, embedding.trained_params / t)
+    gathered = 2 * stored * numbers.gathered_bytes + largest * numbers.sent_bytes
     casts = e if numbers.cast else 0.0
     ends = sum(b.stored_params * numbers.weight_bytes + b.cast_params * casts for b in (embedding, head))
     return gathered + (ends / t if placement.runtime.keeps_ends else 0.0)
@@ -223,4 +229,5 @@ def _casts(layer: BlockShape, head: BlockShape, cast: float, placement: Placemen
         return 0.0
     if placement.zero < 3 and runtime.compiled and placement.recompute == "full":  # cast again with the layer
         cast = (layer.cast_params + head.loss_params) / placement.tensor
+        cast += layer.undivided(layer.cast_params, placement.tensor)
     return cast * numbers.element_bytes

@@ -134,6 +134,8 @@ class BlockShape:
     unpacked_params: float = 0.0  # of the largest matrix of these, which is unpacked while it multiplies
     expert_params: float = 0.0  # of `params`, those of experts, which the devices of `expert` divide
     routed_elements: float = 0.0  # of one sample, sent to the experts of its tokens
+    whole_params: float = 0.0  # of `params`, beside those of experts, what tensor parallelism does not cut
+    expert_elements: float = 0.0  # of `saved_split_elements`, those of experts, which it does not cut
     eager: EagerTraffic | None = None  # if it was counted; else it follows from `moved_elements`
     channels_last: EagerTraffic | None = None  # the same with the channels of images innermost
     transposed_elements: float = 0.0
@@ -156,6 +158,10 @@ class BlockShape:
     def elsewhere(self, expert: int) -> float:
         """Count the parameters that so many devices leave to each other."""
         return self.expert_params * (1 - 1 / expert)
+
+    def undivided(self, params: float, tensor: int, expert: int = 1) -> float:
+        """Count what each of `tensor` devices holds beyond an equal part of these: all of the experts."""
+        return min(self.expert_params / expert + self.whole_params, params) * (1 - 1 / tensor)
 
     @property
     def flops(self) -> float:
@@ -246,13 +252,20 @@ class ModelShape:
         )
 
 
-def add_experts(layer: BlockShape, active: int, ffn: int, shared: int, length: int) -> BlockShape:
-    """Add the experts of a layer that a token goes through, as products over all experts at once."""
+def add_experts(
+    layer: BlockShape, active: int, ffn: int, shared: int, length: int, cuts_shared: bool = True
+) -> BlockShape:
+    """Add the experts of a layer that a token goes through, as products over all experts at once.
+
+    Tensor parallelism leaves them whole; `cuts_shared`: but not the expert for all tokens.
+    """
     *attention, up, down = layer.matmuls
-    products = (*attention, replace(up, rows=up.rows * active), replace(down, rows=down.rows * active))
+    products = (*attention, *(replace(m, rows=m.rows * active, split="none") for m in (up, down)))
     if shared:
-        products += (replace(up, outer=2 * shared), replace(down, inner=shared))
+        sides = (replace(up, outer=2 * shared), replace(down, inner=shared))
+        products += sides if cuts_shared else tuple(replace(m, split="none") for m in sides)
     features, routed = length * 3.0 * ((active - 1) * ffn + shared), length * active * up.inner
+    whole = 0 if cuts_shared else shared
     return replace(
         layer,
         matmuls=products,
@@ -260,6 +273,8 @@ def add_experts(layer: BlockShape, active: int, ffn: int, shared: int, length: i
         saved_split_elements=layer.saved_split_elements + features + 2 * routed,  # as sent, and as it comes back
         kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROUTER_OPERATIONS,
         routed_elements=float(routed),
+        whole_params=3.0 * up.inner * whole,
+        expert_elements=length * 3.0 * (active * ffn + whole) + 2 * routed,
     )
 
 
@@ -271,7 +286,8 @@ def build_decoder_blocks(sizes: DecoderShape, length: int) -> tuple[BlockShape, 
     turned = sizes.head_dim * (sizes.heads + sizes.kv_heads)
     tables = sizes.vocab + (sizes.context if sizes.positions == "learned" else 0)
     active = sizes.top_k if sizes.experts else 0
-    mixed = add_experts(layer, active, sizes.ffn, sizes.shared_ffn, length) if active else layer
+    given = active, sizes.ffn, sizes.shared_ffn, length
+    mixed = add_experts(layer, *given, cuts_shared=False) if active else layer
     return (
         replace(embedding, params=tables * sizes.width, table_params=(tables - sizes.vocab * sizes.tied) * sizes.width),
         replace(

@@ -140,14 +140,18 @@ class StepPricer:
     @property
     def local_params(self) -> float:
         """Of one stage of one part of the tensors, by the bytes they take."""
-        held = sum(b.repeat * (b.stored_params - b.elsewhere(self.placement.expert)) for b in self.blocks)
-        return held / (self.placement.tensor * self.placement.pipeline)
+        return self._count_local("stored_params")
 
     @property
     def local_trained(self) -> float:
         """Of those, the ones that have gradients."""
-        trained = sum(b.repeat * (b.trained_params - b.elsewhere(self.placement.expert)) for b in self.blocks)
-        return trained / (self.placement.tensor * self.placement.pipeline)
+        return self._count_local("trained_params")
+
+    def _count_local(self, kind: str) -> float:
+        tensor, pipeline, expert = self.placement.tensor, self.placement.pipeline, self.placement.expert
+        counts = [(b, getattr(b, kind)) for b in self.blocks]
+        divided = sum(b.repeat * (count - b.elsewhere(expert)) for b, count in counts) / (tensor * pipeline)
+        return divided + sum(b.repeat * b.undivided(count, tensor, expert) for b, count in counts) / pipeline
 
     @property
     def collectives(self) -> float:
@@ -297,6 +301,7 @@ class StepPricer:
             return Travel()
         sent = placement.micro_batch * layer.edge_elements / placement.context * self.numbers.element_bytes
         sums = 6 if placement.recompute == "full" else 4
+        sums //= 2 if layer.expert_params else 1  # experts are whole: those of attention
         total = sums * all_reduce_s(sent, build_group(placement.tensor, 1, self.cluster, self.physics), self.physics)
         overlap = placement.runtime.overlap and placement.runtime.pieced_tensor and placement.sequence_parallel
         return Travel(total, exposed_s(total, compute_s, self.physics, overlap))
