@@ -7,7 +7,7 @@ whose ranks only pass activations on.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -377,3 +377,27 @@ def _micro_batch(parallel: Parallel, per_rank: int) -> int:
         advice = f"use parallel.micro_batch={per_rank // stages} or less"
         raise _error(f"parallel.micro_batch={wanted} makes {few}; {advice}", "micro_batch")
     return wanted
+
+
+def divide_layers(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
+    """Make the costliest part cheapest; the first also costs `before`, the last `after`."""
+    assert len(costs) >= parts, "fewer layers than stages"
+
+    def greedy(limit: float) -> list[range] | None:
+        found, begin = [], 0
+        for part in range(parts):
+            spent, end = before if part == 0 else 0.0, begin
+            most = len(costs) - (parts - part - 1)
+            extra = after if part == parts - 1 else 0.0
+            while end < most and (end == begin or spent + costs[end] + extra <= limit):
+                spent += costs[end]
+                end += 1
+            if spent + extra > limit:
+                return None
+            found.append(range(begin, end))
+            begin = end
+        return found if begin == len(costs) else None
+
+    sums = {sum(costs[i:j]) for i in range(len(costs)) for j in range(i + 1, len(costs) + 1)}
+    limits = sorted({s + extra for s in sums for extra in (0.0, before, after, before + after)})
+    return next(found for limit in limits if (found := greedy(limit * (1 + 1e-9))) is not None)

@@ -12,6 +12,8 @@ from paceline.config import build_spec
 from paceline.errors import UserError
 from paceline.launch.local import run_ranks
 from paceline.layout import layout_of, parse_layout
+from paceline.runlog.events import read_events
+from paceline.runlog.run_dir import RunDir
 from paceline.trials.check import check, compare_weights
 from paceline.workload import build_workload
 from results import check_holds, expect_error, steps_of
@@ -118,6 +120,17 @@ CHECKED = {
 def test_a_mixture_gives_the_same_wherever_its_experts_are(tiny_lm, row):
     changes, layouts = CHECKED[row]
     check_holds(tiny_lm.replace(MIXTURE | changes), layouts=["single", *layouts], steps=2)
+
+
+@pytest.mark.parametrize(("layout", "changes"), [("context:2", {}), ("fsdp:2+expert:2", MIXTURE)])
+def test_layers_are_compiled_around_what_an_axis_sends(tiny_lm, tmp_path, layout, changes):
+    spec = tiny_lm.replace({**changes, **_values(layout), "train.steps": 2, "train.log_every": 1})
+    runs = [train(spec.replace({"train.compile": way}), tmp_path, show=False) for way in ("off", "on")]
+    written, compiled = ([step["loss"] for step in steps_of(run)] for run in runs)
+    assert compiled == pytest.approx(written, rel=1e-5)
+    events = list(read_events(RunDir(runs[1].path).events_file(0)))
+    assert next(event for event in events if event["kind"] == "start")["execution"].startswith("compiled by layer")
+    assert not [event for event in events if event["kind"] == "notice"]
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen2_moe"])

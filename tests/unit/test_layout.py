@@ -4,8 +4,7 @@ import pytest
 
 from paceline.config import build_spec
 from paceline.errors import UserError
-from paceline.layout import layout_of, parse_layout
-from paceline.parallel.pipeline import divide_layers
+from paceline.layout import divide_layers, layout_of, parse_layout
 from paceline.workload import build_workload
 from results import expect_error
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from paceline.errors import UserError, reject_value
 from paceline.launch.shared_device import route_through_host
-from paceline.layout import TWO_STAGE_SCHEDULES, Layout
+from paceline.layout import TWO_STAGE_SCHEDULES, Layout, divide_layers
 from paceline.nn.keyed_dropout import KeyedPasses
 from paceline.parallel.parameters import LocalParameter, LocalParameters, find_shared_parameters
 from paceline.workload import Workload
@@ -26,30 +26,6 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": pipelining.ScheduleInterleaved1F1B,
     "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
 }
-
-
-def divide_layers(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
-    """Make the costliest part cheapest; the first also costs `before`, the last `after`."""
-    assert len(costs) >= parts, "fewer layers than stages"
-
-    def greedy(limit: float) -> list[range] | None:
-        found, begin = [], 0
-        for part in range(parts):
-            spent, end = before if part == 0 else 0.0, begin
-            most = len(costs) - (parts - part - 1)
-            extra = after if part == parts - 1 else 0.0
-            while end < most and (end == begin or spent + costs[end] + extra <= limit):
-                spent += costs[end]
-                end += 1
-            if spent + extra > limit:
-                return None
-            found.append(range(begin, end))
-            begin = end
-        return found if begin == len(costs) else None
-
-    sums = {sum(costs[i:j]) for i in range(len(costs)) for j in range(i + 1, len(costs) + 1)}
-    limits = sorted({s + extra for s in sums for extra in (0.0, before, after, before + after)})
-    return next(found for limit in limits if (found := greedy(limit * (1 + 1e-9))) is not None)
 
 
 @dataclass(frozen=True)

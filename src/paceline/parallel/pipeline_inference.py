@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from paceline.errors import join_names
 from paceline.launch.shared_device import route_through_host
-from paceline.layout import TWO_STAGE_SCHEDULES, Layout
+from paceline.layout import TWO_STAGE_SCHEDULES, Layout, divide_layers
 from paceline.parallel.dataflow import Dataflow, run_on_fakes
-from paceline.parallel.pipeline import Tie, broadcast_result, divide_layers, pipeline_error
+from paceline.parallel.pipeline import Tie, broadcast_result, pipeline_error
 from paceline.workload import Workload
 
 Leaf = tuple[int, int]  # which call of a pass, which tensor of what it returned

@@ -11,7 +11,7 @@ from paceline.config.registry import StepWork, Traits
 from paceline.execution import CPU, CUDA, decide_execution, estimate_compiling
 from paceline.hardware.catalogue import Cluster, Device
 from paceline.io.format import format_quantity, number, percent, size
-from paceline.layout import ZERO_STAGES, Layout, layout_of
+from paceline.layout import ZERO_STAGES, Layout, divide_layers, layout_of
 from paceline.planner.advice import advise_training
 from paceline.planner.candidates import (
     UNKNOWN,
@@ -298,12 +298,27 @@ class TrainingCostModel(CostModel):
             recompute=cast(Any, layout.checkpointing),
             sequence_parallel=layout.sequence,
             chunks=layout.stages // layout.pipeline,
+            layers=self._count_first_layers(layout.stages, layout.pipeline),
             schedule=cast(Any, layout.schedule),
             offload="none" if not layout.offload else "all" if zero == 3 else "states",
             reduction=self.reduction,
             runtime=self._runtime(layout, device, sharded=zero == 3),
         )
         return found
+
+    def _count_first_layers(self, stages: int, ranks: int) -> int:
+        """Count the layers of the first rank of a pipeline, whose last has the head as well; 0 without one."""
+        layer, head = find_repeated_block(self.blocks), self.blocks[-1]
+        if ranks == 1 or stages > layer.repeat:
+            return 0
+        if (key := (stages, ranks)) not in self._cache:
+            masked, before = 0.0, 0.0
+            if not self.splits.inferred:  # `costs` of a workload counts half of the scores, and the embedding
+                masked = layer.attention.flops / 2 if layer.attention else 0.0
+                before = self.blocks[0].saved_whole_elements
+            parts = divide_layers([layer.flops - masked] * layer.repeat, before, head.flops, stages)
+            self._cache[key] = sum(map(len, parts[::ranks]))
+        return cast(int, self._cache[key])
 
     def _runtime(self, layout: Layout, device: Device, sharded: bool) -> Runtime:
         """Decide what is compiled on a device, and what stays in its memory."""

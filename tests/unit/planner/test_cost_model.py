@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.config import build_spec, load
+from paceline.data.corpora.tokenizer import estimate_vocabulary_size
 from paceline.errors import UserError
-from paceline.layout import layout_of
+from paceline.layout import divide_layers, layout_of, parse_layout
 from paceline.planner.candidates import RejectReason
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.emit import build_launch_files
@@ -15,6 +17,7 @@ from paceline.planner.formulas.placement import GPU_PHYSICS
 from paceline.planner.plan import plan
 from paceline.planner.show import render_plan
 from paceline.planner.target import resolve_target
+from paceline.workloads.lm.decoder import Decoder
 from plan_specs import classifier, lm
 from results import expect_error, render_text
 
@@ -184,7 +187,8 @@ def test_a_divided_sequence_divides_activations_and_not_states():
     divided = plan(spec, "8xH100", [8]).rows[0]
     assert divided.price.memory.weights_bytes == usual.price.memory.weights_bytes
     gathered = 2 * 8 * 128 * 8192 * 7 / 8 * 2  # keys and values that other ranks sent to the layer at work, in bf16
-    activations = usual.price.memory.activations_bytes / 8 + gathered
+    joined = 2 * 4096 * 8192 / 8 * 2  # what attention returns, once more, and the stream between two compiled graphs
+    activations = usual.price.memory.activations_bytes / 8 + gathered + joined
     assert divided.price.memory.activations_bytes == pytest.approx(activations)
     assert divided.price.devices == 8
     assert usual.price.time.compute_s < divided.price.time.compute_s < 2 * usual.price.time.compute_s  # more passes
@@ -218,10 +222,10 @@ def test_a_ring_keeps_no_keys_of_others_and_is_taken_where_they_do_not_fit():
     layout = layout_of(spec.replace({"parallel.ranks": 8}))
     where, model = resolve_target("8xH200").at(8), build_cost_model(spec)
     gathered, ring = (model.price(replace(layout, ring=way), where) for way in (False, True))
-    keys, rounds = 2 * 4096 * 131_072, 7  # of a sample, in a layer
-    on_its_way = 2 * (6 * keys + 6 * 4096 * 131_072) / 8
+    keys, queries, rounds = 2 * 4096 * 131_072, 4096 * 131_072, 7  # of a sample, in a layer
+    on_its_way = 2 * (6 * keys + 6 * queries) / 8
     kept = gathered.memory.activations_bytes - ring.memory.activations_bytes
-    assert kept == pytest.approx(2 * 32 * rounds / 8 * keys - on_its_way)
+    assert kept == pytest.approx(2 * 32 / 8 * (rounds * keys + queries) - on_its_way)
     assert gathered.step_s < ring.step_s  # an older kernel, and its parts are joined
     assert (gathered.fits, ring.fits) == (False, True)
     found = plan(spec, "8xH200", [8]).rows[0]
@@ -243,6 +247,22 @@ def test_divided_experts_are_held_once_in_each_group():
     assert divided.memory.weights_bytes == pytest.approx(4 * ends + 2 * (layers - experts * 3 / 4))
     assert divided.memory.states_bytes == pytest.approx(whole.memory.states_bytes)
     assert divided.time.comm_s != whole.time.comm_s
+
+
+@pytest.mark.parametrize("changes", [{}, {"model.experts": 8, "model.ffn": 704}, {"model.vocab": 64_000}])
+@pytest.mark.parametrize("layout", ["pipeline:2", "pipeline:4", "pipeline:2:interleaved"])
+def test_the_first_stage_is_planned_with_the_layers_that_it_gets(changes, layout):
+    """Fewer are where the head is."""
+    sizes = {"model.preset": "custom", "model.width": 1024, "model.heads": 16, "model.layers": 12, "data.vocab": 16384}
+    parallel = {f"parallel.{name}": value for name, value in parse_layout(layout).items()}
+    spec = sharded().replace({**sizes, "model.tied": False, "data.sequence": 2048, **changes, **parallel})
+    model, asked = build_cost_model(spec), layout_of(spec)
+    with torch.device("meta"):
+        before, costs, after = Decoder(spec.model.shape(estimate_vocabulary_size(spec.data), 2048)).costs(2048)
+    parts = divide_layers(costs, before, after, asked.stages)
+    placement = model.placement(asked, resolve_target("8xH100").at(asked.ranks).cluster.device)
+    assert placement.layers == sum(map(len, parts[:: asked.pipeline]))
+    assert placement.layers >= len(costs) / asked.pipeline
 
 
 def test_work_without_gradients_is_planned_shown_and_not_given_to_engines(tmp_path):

@@ -91,7 +91,7 @@ def estimate_memory(
 ) -> TrainingMemory:
     """Price a model (its blocks: first, repeated, last) under a layout; the first or last stage is the fullest."""
     embedding, layer, head = blocks[0], find_repeated_block(blocks), blocks[-1]
-    layers = layer.repeat / placement.pipeline
+    layers = placement.layers or layer.repeat / placement.pipeline
     ends = (embedding, head) if placement.pipeline == 1 else (max(embedding, head, key=lambda b: b.params),)
     params, cast, trained = (
         (layers * getattr(layer, kind) + sum(getattr(b, kind) for b in ends)) / placement.tensor
@@ -163,17 +163,26 @@ def _saved_elements(layer: BlockShape, placement: Placement) -> float:
     saved = layer.saved_split_elements / t + layer.saved_whole_elements / cut + layer.expert_elements * (1 - 1 / t)
     if not placement.runtime.compiled:
         norms, features = layer.unfused_saved_elements, 1 if layer.expert_params else t
-        saved += (layer.eager_saved_elements - norms) / features + (0.0 if placement.runtime.fused_norms else norms / cut)
+        saved += (layer.eager_saved_elements - norms) / features
+        saved += 0.0 if placement.runtime.fused_norms else norms / cut
         saved += layer.routed_elements * (2 if placement.expert > 1 else 1)  # before they are put into their order
     if placement.recompute != "selective" or layer.attention is None:
-        others = 0 if placement.ring else placement.context - 1
-        gathered = layer.attention.key_elements * others if layer.attention else 0.0
-        return saved + gathered / t  # the keys and values of other ranks are kept too
+        return saved + _saved_of_sequences(layer, placement)
     if not layer.attention.fused:
         return saved - layer.attention.copies * layer.attention.score_elements / t
     # the attention output and every second product are kept
     products = sum(m.rows * m.outer / (t if m.split == "outer" else cut) for m in layer.matmuls)
     return layer.edge_elements / cut + layer.edge_elements / t + products / 2
+
+
+def _saved_of_sequences(layer: BlockShape, placement: Placement) -> float:
+    """Count what a layer keeps because ranks divide sequences: keys and values of others, and what attention returns
+    for two chunks, joined; and where it is between two compiled graphs, the stream that enters the second."""
+    if layer.attention is None or placement.context == 1:
+        return 0.0
+    gathered = layer.attention.key_elements * (placement.context - 1) + layer.attention.query_elements
+    cut = layer.edge_elements / _sequence_cut(placement) if placement.runtime.compiled else 0.0
+    return cut + (0.0 if placement.ring else gathered / placement.tensor)
 
 
 def _on_the_ring(layer: BlockShape, placement: Placement) -> float:

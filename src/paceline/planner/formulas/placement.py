@@ -114,6 +114,7 @@ class Placement:
     recompute: Recompute = "none"
     sequence_parallel: bool = False  # norms and residuals divided over `tensor` too
     chunks: int = 1  # stages per device of an interleaved pipeline
+    layers: int = 0  # of the first device of a pipeline; 0: an equal part
     schedule: Schedule = "1f1b"
     offload: Offload = "none"
     """In host memory: optimiser states, gradients and the update; or shards of the weights too."""

@@ -149,7 +149,7 @@ class StepPricer:
 
     def _count_local(self, kind: str) -> float:
         tensor, pipeline, expert = self.placement.tensor, self.placement.pipeline, self.placement.expert
-        counts = [(b, getattr(b, kind)) for b in self.blocks]
+        counts: list[tuple[BlockShape, float]] = [(b, getattr(b, kind)) for b in self.blocks]
         divided = sum(b.repeat * (count - b.elsewhere(expert)) for b, count in counts) / (tensor * pipeline)
         return divided + sum(b.repeat * b.undivided(count, tensor, expert) for b, count in counts) / pipeline
 

@@ -39,6 +39,34 @@ def test_a_stage_holds_its_layers_for_all_passes_in_flight():
     assert first.activations_bytes - ends == pytest.approx(one.activations_bytes - ends)
 
 
+def test_the_first_stage_holds_more_layers_where_the_last_has_a_head():
+    even, first = (priced(Placement(pipeline=4, accumulate=4, layers=layers)) for layers in (0, 8))
+    ends = MODEL.blocks[0]
+    assert first.states_bytes - 12 * ends.params == pytest.approx(8 / 6 * (even.states_bytes - 12 * ends.params))
+    kept = [m.activations_bytes - 1024 * 2048 * 2 * 3 for m in (even, first)]
+    assert kept[1] == pytest.approx(8 / 6 * kept[0])
+
+
+@pytest.mark.parametrize("shared", [0, 384])
+def test_ranks_of_tensor_divide_attention_and_hold_experts_whole(shared):
+    sizes = DecoderShape(
+        vocab=4096, context=1024, width=512, layers=4, heads=8, kv_heads=2, ffn=256, experts=8, shared_ffn=shared
+    )
+    blocks = build_decoder_blocks(sizes, 1024)
+    one, two = (estimate_memory(blocks, Placement(tensor=tensor), BF16, BARE) for tensor in (1, 2))
+    whole = 4 * 3 * 512 * (8 * 256 + shared)
+    assert two.weights_bytes == pytest.approx(2 * (whole + (count_params_of(blocks) - whole) / 2))
+    features = 1024 * (3 * (2 * 256 + shared) + 2 * 2 * 512 + 2 * 256 + 2 * 512)  # up, gate, between; sent, come back
+    cut = 1024 * 512 * (1 + 2 / 4 + 1)  # queries, keys, values, and what attention returns
+    ends = one.activations_bytes - two.activations_bytes
+    assert ends == pytest.approx(4 * 2 * cut / 2)
+    assert two.activations_bytes > 4 * 2 * features
+
+
+def count_params_of(blocks):
+    return sum(b.repeat * b.params for b in blocks)
+
+
 def test_tensor_and_sequence_parallel_cut_what_they_should():
     layer = MODEL.blocks[1]
     t = priced(Placement(tensor=4))
