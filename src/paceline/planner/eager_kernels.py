@@ -39,7 +39,7 @@ DEPTHWISE_PASSES, DEPTHWISE_LAST_PASSES = 14.0, 1.2
 DEPTHWISE_TAP, DEPTHWISE_LAST_TAPS = 0.9, (0.14, 0.23)
 """Passes that each weight of a channel beyond these takes; with channels innermost, forward and for each gradient."""
 CONVOLUTION, ATTENTION = 0.75, 0.5  # of the rate of a plain product with the same sides
-GROUP_CHANNELS = 128  # that a kernel multiplies at once, of which those of one group of a convolution count
+GROUP_CHANNELS = 44  # that a kernel multiplies at once, of which those of one group of a convolution count
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
 """Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
 CONVOLUTION_PASSES = 0.9  # of a convolution whose channels are innermost, beside its product
