@@ -296,7 +296,7 @@ class Workload(BaseWorkload):
         raise NotImplementedError
 
     def costs(self, model: nn.Module) -> tuple[float, list[float], float]:
-        """For pipelines: return the work (before the layers, in each layer, after them), in any unit."""
+        """For pipelines: return the compute cost before the layers, of each layer and after them, in any unit."""
         raise NotImplementedError
 
     def stage(self, model: nn.Module, layers: range) -> nn.Module:

@@ -414,7 +414,7 @@ def _merge_choices(problems: Sequence[Any]) -> Iterator[Any]:
 
 
 def _expand_shorthand(values: dict[str, Any], sections: Mapping[str, type[Section]], origins: dict[str, str]) -> None:
-    """Replace a section that is given as one word by its field."""
+    """Expand `section: word` to `section: {field: word}` in place, and copy its origin to the field."""
     for name, kind in sections.items():
         if kind.word and isinstance(values.get(name), str):
             values[name] = {kind.word: values[name]}

@@ -249,7 +249,7 @@ def _build_values(draft: Draft) -> dict[str, Any]:
 
 
 def _resolve_keys(draft: Draft, row: ConvertedKey) -> ConvertedKey:
-    """Replace the names that a key claims by the keys of the run file that it went into."""
+    """Return the row with the keys of the run file that its value went into; mark it NOTED if there are none."""
     found = [key for name in row.run_keys for key in ([name] if name in draft.lines else draft.used.get(name, ()))]
     run_keys = tuple(dict.fromkeys(found))
     if row.run_keys and not run_keys and row.outcome in (Outcome.TRANSLATED, Outcome.DERIVED):

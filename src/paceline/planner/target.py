@@ -77,14 +77,15 @@ class TargetCluster:
 
 def resolve_target(text: str, calibration: str | Path | None = None) -> TargetCluster:
     """Resolve `local`, a short form such as `2x8xH100`, or a cluster file, with links that were measured."""
-    target = _resolve_local(calibration) if text == LOCAL else _resolve_named(text, calibration)
+    target = _resolve_local(calibration) if text == LOCAL else _resolve_given(text, calibration)
     if target.calibration is not None and target.shared:  # it measured the links too
         return target
     whole, links = apply_measured_links(target.whole, text == LOCAL)
     return replace(target, whole=whole, links=links)
 
 
-def _resolve_named(text: str, calibration: str | Path | None) -> TargetCluster:
+def _resolve_given(text: str, calibration: str | Path | None) -> TargetCluster:
+    """Resolve a short form such as `2x8xH100`, or a cluster file; one of this machine is read with its calibration."""
     cluster = parse_cluster(text)
     if cluster.device.name != LOCAL:
         if calibration is not None:

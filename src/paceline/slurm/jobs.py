@@ -108,7 +108,8 @@ def _read_progress(run: RunDir, main: EventFollower) -> tuple[int, float]:
 
 
 def _describe_state(state: commands.JobState | None, ended: dict[str, Any], main: EventFollower) -> tuple[str, str]:
-    """Return (state, reason): from Slurm while a job is active, afterwards from the run folder."""
+    """Return (state, detail), from Slurm while a job is active, then from the run folder. The detail is why it waits or
+    ended, or its hosts."""
     if state is not None and state.active:
         return state.state.lower(), state.reason if state.state == "PENDING" else state.hosts
     if main.end.get("status") == "finished":

@@ -248,7 +248,7 @@ class LabelledCorpus(TokenisedCorpus):
         for name, samples in zip(SPLITS, (source.train(), source.test()), strict=True):
             counts[name], written = _write_split(folder, name, samples, chosen, len(classes), log, cls.framed)
             arrays += written
-            odd += _list_oddities(name, counts[name], classes, data.max_length)
+            odd += _describe_data_problems(name, counts[name], classes, data.max_length)
         train, test = counts.values()
         summary = (
             f"{train['samples']:,} training and {test['samples']:,} test texts in {len(classes)} classes, "
@@ -299,7 +299,10 @@ def _write_split(
     return {**counts, "per_class": per_class.tolist()}, [ids, offsets, labels]
 
 
-def _list_oddities(split: str, counts: dict[str, Any], classes: tuple[str, ...], max_length: int) -> Iterator[str]:
+def _describe_data_problems(
+    split: str, counts: dict[str, Any], classes: tuple[str, ...], max_length: int
+) -> Iterator[str]:
+    """Yield a line for texts that were cut, for empty texts, and for classes without texts."""
     if counts["cut"]:
         share = counts["cut"] / counts["samples"]
         yield f"{counts['cut']:,} {split} texts ({share:.1%}) were cut at data.max_length={max_length}"

@@ -130,7 +130,7 @@ def _measure_rank(
                     if rank_info.rank < n:
                         torch.set_num_threads(plan[n])
                         # the best of several stretches: other programs only make them longer
-                        rate = probe.amount / min(time_stretches(probe.work, enough_s, STRETCH_S, least=4))
+                        rate = probe.amount / min(time_stretches(probe.run, enough_s, STRETCH_S, least=4))
                         rates[n][probe.name] = max(rate, rates[n].get(probe.name, 0.0))
         torch.set_num_threads(1)
         for n in sorted(plan):
@@ -166,7 +166,7 @@ class Probe:
 
     name: str
     amount: float
-    work: Callable[[], object]
+    run: Callable[[], object]
 
 
 def product_name(rows: int, inner: int, outer: int) -> str:
@@ -177,12 +177,12 @@ def build_product_probe(m: int, k: int, n: int, device: str = "cpu", dtype: torc
     """Make the three products of a layer: forward, and backward for input and weight; in FLOPs."""
     x, w, dy = (torch.randn(sides, device=device, dtype=dtype) for sides in ((m, k), (n, k), (m, n)))
 
-    def work() -> None:
+    def run_product() -> None:
         F.linear(x, w)
         _ = dy @ w
         _ = dy.T @ x
 
-    return Probe(product_name(m, k, n), 6.0 * m * k * n, work)
+    return Probe(product_name(m, k, n), 6.0 * m * k * n, run_product)
 
 
 def _attention_probe() -> Probe:
@@ -191,10 +191,10 @@ def _attention_probe() -> Probe:
     q, k, v = (torch.randn(b, h, s, d, requires_grad=True) for _ in range(3))
     seed = torch.ones(b, h, s, d)
 
-    def work() -> None:
+    def run_attention() -> None:
         torch.autograd.backward([F.scaled_dot_product_attention(q, k, v)], [seed])
 
-    return Probe("attention", 3.5 * 4.0 * b * h * s * s * d, work)
+    return Probe("attention", 3.5 * 4.0 * b * h * s * s * d, run_attention)
 
 
 def _elementwise_probe() -> Probe:
@@ -205,11 +205,11 @@ def _elementwise_probe() -> Probe:
     one, zero = (torch.full((width,), value, requires_grad=True) for value in (1.0, 0.0))
     gx, gh = torch.ones(tokens, width), torch.ones(tokens, ffn)
 
-    def work() -> None:
+    def run_elementwise() -> None:
         total, active = F.layer_norm(x + y, (width,), one, zero), F.gelu(h)
         torch.autograd.backward([total, active], [gx, gh])
 
-    return Probe("moved", 3 * tokens * (5.0 * width + 2.0 * ffn) * 4, work)
+    return Probe("moved", 3 * tokens * (5.0 * width + 2.0 * ffn) * 4, run_elementwise)
 
 
 def build_update_probe(sizes: Sequence[int], device: str = "cpu") -> Probe:
@@ -220,24 +220,24 @@ def build_update_probe(sizes: Sequence[int], device: str = "cpu") -> Probe:
     on_cuda: dict[str, Any] = {} if device == "cpu" else {"lr": torch.tensor(1e-4, device=device), "capturable": True}
     optimizer = torch.optim.AdamW(parameters, fused=True, **on_cuda)
 
-    def work() -> None:
+    def run_update() -> None:
         torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
         optimizer.step()
 
-    return Probe("update", DTYPE_SIZES["fp32"].updated_bytes * sum(sizes), work)
+    return Probe("update", DTYPE_SIZES["fp32"].updated_bytes * sum(sizes), run_update)
 
 
 def build_launch_probe(chain: int, device: str = "cpu") -> Probe:
     """Build a probe of operations on next to nothing, in launches as the planner counts them."""
     x, seed = torch.zeros(8, device=device, requires_grad=True), torch.ones(8, device=device)
 
-    def work() -> None:
+    def run_launch() -> None:
         y = x
         for _ in range(chain):
             y = y * 1.5
         torch.autograd.backward([y], [seed])
 
-    return Probe("launches", chain * 3 * LAUNCHES_PER_OPERATION, work)
+    return Probe("launches", chain * 3 * LAUNCHES_PER_OPERATION, run_launch)
 
 
 def _layer_probe() -> Probe:
@@ -249,7 +249,7 @@ def _layer_probe() -> Probe:
     one, zero = (torch.full((width,), value, requires_grad=True) for value in (1.0, 0.0))
     x, seed = torch.randn(samples * length, width, requires_grad=True), torch.ones(samples * length, width)
 
-    def work() -> None:
+    def run_layer() -> None:
         parts = F.linear(F.layer_norm(x, (width,), one, zero), qkv).view(samples, length, 3, heads, head_width)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(samples * length, width)
@@ -257,7 +257,7 @@ def _layer_probe() -> Probe:
         y = y + F.linear(F.gelu(F.linear(F.layer_norm(y, (width,), one, zero), up)), down)
         torch.autograd.backward([y], [seed])
 
-    return Probe("layer", 1.0, work)
+    return Probe("layer", 1.0, run_layer)
 
 
 def time_stretches(

@@ -82,7 +82,7 @@ def _draw_normal(*sides: int, grad: bool = False) -> Tensor:
 
 def _measure_rate(probe: Probe, enough_s: float, graph: bool = False) -> float:
     """Return how much is done per second; as a CUDA graph, without the host."""
-    return probe.amount / measure_median_s(_record_graph(probe.work) if graph else probe.work, enough_s)
+    return probe.amount / measure_median_s(_record_graph(probe.run) if graph else probe.run, enough_s)
 
 
 def _measure_attention(b: int, h: int, s: int, d: int, enough_s: float) -> float:

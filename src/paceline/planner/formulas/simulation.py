@@ -234,19 +234,20 @@ class _LaneBuilder:
         return None
 
 
-def _run_tasks(stages: list[list[list[_Task]]], shared_rate: float) -> list[Span]:
-    """Run the tasks of each lane in their order. Lanes of a stage that are busy at once slow each other down."""
+def _run_tasks(stages: list[list[list[_Task]]], overlap_speed: float) -> list[Span]:
+    """Run the tasks of each lane in their order. Lanes of a stage that are busy at once have `overlap_speed` of the
+    speed of one alone."""
     queues = [[deque(lane) for lane in lanes] for lanes in stages]
     busy: list[list[_Task]] = [[] for _ in stages]
     now_s, version = [0.0] * len(stages), [0] * len(stages)
     events: list[tuple[float, int, int]] = []
     spans: list[Span] = []
 
-    def rate(k: int) -> float:
-        return shared_rate if len(busy[k]) > 1 else 1.0
+    def lane_speed(k: int) -> float:
+        return overlap_speed if len(busy[k]) > 1 else 1.0
 
     def advance(k: int, to_s: float) -> None:
-        done_s, now_s[k] = (to_s - now_s[k]) * rate(k), to_s
+        done_s, now_s[k] = (to_s - now_s[k]) * lane_speed(k), to_s
         for task in busy[k]:
             task.left_s -= done_s
 
@@ -257,7 +258,7 @@ def _run_tasks(stages: list[list[list[_Task]]], shared_rate: float) -> list[Span
                 busy[k][-1].start_s = now_s[k]
         version[k] += 1
         if busy[k]:
-            heapq.heappush(events, (now_s[k] + min(task.left_s for task in busy[k]) / rate(k), k, version[k]))
+            heapq.heappush(events, (now_s[k] + min(task.left_s for task in busy[k]) / lane_speed(k), k, version[k]))
 
     for k in range(len(stages)):
         start(k)

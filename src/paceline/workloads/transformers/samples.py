@@ -105,7 +105,7 @@ class LabelledTexts(TokenSamples):
         ids, t = np.concatenate([ids for ids, _ in cuts]), self.tokens
         lengths, labels = [t.lengths(ids) for ids, _ in cuts], [t.labels[ids] for ids, _ in cuts]
         rows = pack_padded(t.gather(ids), lengths, labels, [keys for _, keys in cuts], most, self.longest)
-        return [Batch(_as_inputs(row, self.first_place), row.labels) for row in rows]
+        return [Batch(_build_packed_inputs(row, self.first_place), row.labels) for row in rows]
 
     def _padded(self, ids: np.ndarray, shape: tuple[int, int] = (0, 0)) -> Batch:
         texts = np.split(self.tokens.gather(ids), np.cumsum(self.tokens.lengths(ids))[:-1]) if len(ids) else []
@@ -114,8 +114,9 @@ class LabelledTexts(TokenSamples):
         return Batch(pad_texts(texts, self.pad, shape), torch.from_numpy(labels))
 
 
-def _as_inputs(row: Packed, first: int) -> dict[str, Any]:
-    inputs = {"input_ids": row.tokens.long()[None], "position_ids": row.positions.long()[None] + first}
+def _build_packed_inputs(row: Packed, position_offset: int) -> dict[str, Any]:
+    """Return the arguments of the model: tokens, positions, and the bounds of texts for attention of varying length."""
+    inputs = {"input_ids": row.tokens.long()[None], "position_ids": row.positions.long()[None] + position_offset}
     bounds = {"cu_seq_lens_q": row.bounds, "cu_seq_lens_k": row.bounds}
     return {**inputs, **bounds, "max_length_q": row.longest, "max_length_k": row.longest}
 

@@ -94,7 +94,7 @@ class LightGBMRounds:
             "verbose": -1,
             **({"eval_at": [1 << 30]} if target.task is Task.RANKING else {}),
         }
-        self.loaded, self.held_out = 0, np.empty((0, 1), np.float32)
+        self.repeated, self.held_out = 0, np.empty((0, 1), np.float32)
         self.booster: Any = None
 
     def join(self) -> None:
@@ -112,14 +112,15 @@ class LightGBMRounds:
             params=self.parameters,
         )
         self.booster = lightgbm.Booster(self.parameters, rows)
-        for number in range(self.loaded):
+        for number in range(self.repeated):
             self.train_round(number)
 
     def leave(self) -> None:
         """Do nothing: there is one rank."""
 
     def load(self, raw: bytes, done: int) -> None:
-        self.loaded = done
+        """Note how many rounds `join` trains again: saved trees of LightGBM do not continue exactly."""
+        self.repeated = done
 
     def train_round(self, number: int) -> None:
         self.booster.update()

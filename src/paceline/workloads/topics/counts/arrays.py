@@ -172,11 +172,11 @@ def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
     if not bool(torch.stack([pointer[0] == 0, pointer[-1] == len(index), *inside]).all()):
         raise InvalidData(f"{THE_TENSOR}: its row pointers or columns do not fit {terms:,} terms; build it again")
 
-    def place(at: int) -> str:
+    def locate_value(at: int) -> str:
         row = int(torch.searchsorted(pointer, at, right=True)) - 1
         return f"{THE_TENSOR}: document {row}, term {int(index[at])} (both from 0)"
 
-    count = convert_on_device(tensor.values().contiguous(), fractional, place)
+    count = convert_on_device(tensor.values().contiguous(), fractional, locate_value)
     return DeviceCounts((pointer, index.to(torch.int32), count), terms, fractional=fractional)
 
 

@@ -124,7 +124,9 @@ def _sum_x_log(x, p, bits, count):
 
 @compile_kernel
 def run_em_step(indptr, indices, data, L, Ft, S, want_loss):
-    """Make one EM step for each row of L, S from the rows before it; return the sum of -x log p before it."""
+    """Update each row of L in place by one EM step, and add to S the statistic of F; return the loss, or 0 without
+    `want_loss`. S and the loss, the sum of -x log p, are those of L before the step.
+    """
     rows, k = L.shape
     K = Ft.shape[1]
     p, bits, x = _make_row_buffers(indptr)

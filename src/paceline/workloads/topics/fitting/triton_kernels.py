@@ -219,7 +219,7 @@ def accumulate_dense(
     TERMS: tl.constexpr, RATIO: tl.constexpr, BOTH: tl.constexpr, WITH_LOSS: tl.constexpr, FAST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """As `dense_pairs`, for any counts, one statistic or both: OWN[i] += sum_j x_ij / (u_i v_j) v_j; BOTH: also
+    """As `accumulate_pairs`, for any counts, one statistic or both: OWN[i] += sum_j x_ij / (u_i v_j) v_j; BOTH: also
     OTHER[j] += sum_i x_ij / (u_i v_j) u_i. RATIO off: OWN[i] += sum_j x_ij v_j, a plain product.
 
     X is (documents, width). The own side is that of the documents, or with TERMS that of the terms.

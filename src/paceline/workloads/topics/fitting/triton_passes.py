@@ -94,7 +94,11 @@ def round_to_tf32(values: Tensor) -> Tensor:
 def compute_dense_statistics(
     counts: Tensor, u: Tensor, v: Tensor, *, loss: bool, tile: Tile
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for padded counts: sum_j x / (u v) v_j per document, sum_i x / (u v) u_i per term, sum_j x log2(u v)."""
+    """Return the sums that update documents and terms (rows, K), and the log2 terms of the loss per document.
+
+    With p_ij = u[i] @ v[j]: sum_j x_ij / p_ij v[j], sum_i x_ij / p_ij u[i] and sum_j x_ij log2 p_ij, which is one zero
+    without `loss`. Counts are padded to whole tiles, u and v are made by `make_operand`.
+    """
     K = u.shape[1]
     own, other = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
     losses = torch.zeros(len(u) if loss else 1, device=u.device)
