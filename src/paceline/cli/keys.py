@@ -184,13 +184,13 @@ def run_completion(args: argparse.Namespace) -> int:
 
 def build_completion_script(shell: str, parser: argparse.ArgumentParser, keys: Sequence[str]) -> str:
     """Build a script that completes words without starting Python."""
-    from jinja2 import Environment
+    from paceline.io.html_page import compile_template
 
     helps, options = list_options(parser)
-    text = Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
-    environment = Environment(trim_blocks=True, keep_trailing_newline=True)
-    environment.filters["quote"] = shlex.quote
-    return environment.from_string(text).render(helps=helps, options=options, keys=keys)
+    template = compile_template(
+        Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8"), html=False, quote=shlex.quote
+    )
+    return f"{template.render(helps=helps, options=options, keys=keys)}\n"
 
 
 def list_options(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[str]]]:
