@@ -118,10 +118,10 @@ def parts_after(spec):
 
 def train_rows_through_host(rows, scratch):
     """The same where messages and gathers go the way that they take from a device which ranks share."""
-    from paceline.launch.shared_device import HostRoutedGroup, mend_functional_gathers
+    from paceline.launch.shared_device import HostRoutedGroup, patch_functional_gathers
     from paceline.parallel import pipeline
 
-    mend_functional_gathers("CPU")
+    patch_functional_gathers("CPU")
     pipeline.route_through_host = lambda group, device: HostRoutedGroup(group)
     train_rows(rows, scratch)
 
@@ -130,7 +130,7 @@ def gather_in_every_way():
     """What functional collectives and DTensor gather, by gloo's own way and by that for ranks that share a device."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    from paceline.launch.shared_device import mend_functional_gathers
+    from paceline.launch.shared_device import patch_functional_gathers
 
     def gather(mesh, rank):
         x = (torch.arange(12.0).view(2, 6) + 100 * rank).requires_grad_()
@@ -146,7 +146,7 @@ def gather_in_every_way():
     with join_ranks(place, "cpu", 1, 120):
         mesh = create_device_mesh("cpu", (place.world,))
         plain = gather(mesh, place.rank)
-        mend_functional_gathers("CPU")
+        patch_functional_gathers("CPU")
         name = "_c10d_functional::all_gather_into_tensor"
         assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
         return {"plain": plain, "mended": gather(mesh, place.rank)}

@@ -186,8 +186,12 @@ class RingRanks(int):
 def read_context(value: Any, check: ValidatorFunctionWrapHandler) -> int:
     if isinstance(value, RingRanks):
         return value
-    number, _, way = value.partition(":") if isinstance(value, str) else ("", "", "")
-    return RingRanks(check(int(number))) if way == "ring" and number.isdecimal() else int(check(value))
+    number, colon, way = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if not colon:
+        return int(check(value))
+    if way != "ring" or not number.isdecimal():
+        raise PydanticCustomError("context_ranks", "{value}", {"value": value})
+    return RingRanks(check(int(number)))
 
 
 def write_context(ranks: int) -> Any:

@@ -26,7 +26,7 @@ from paceline.errors import PacelineError, RunFailed, UserError, get_first_line,
 from paceline.launch import network
 from paceline.launch.environment import RankInfo
 from paceline.launch.hang_traces import enable_flight_recorder
-from paceline.launch.shared_device import mend_functional_gathers
+from paceline.launch.shared_device import patch_functional_gathers
 
 T = TypeVar("T")
 BACKEND = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # with GPUs, gloo reduces small CPU tensors
@@ -60,7 +60,7 @@ def join_ranks(
     if device == "cuda":
         enable_flight_recorder(os.environ)
     if device == "cuda" and backend == "gloo":
-        mend_functional_gathers()
+        patch_functional_gathers()
     _init_group(info, own, timeout_s, _backend_name(backend, device))
     try:
         mine = RankCores(socket.gethostname(), frozenset(os.sched_getaffinity(0)))

@@ -21,10 +21,10 @@ from torch.library import Library
 
 
 @cache
-def mend_functional_gathers(dispatch_key: str = "CUDA") -> Library:
-    """Let the functional collectives gather tensors of a device as `torch.distributed` does, in this process.
+def patch_functional_gathers(dispatch_key: str = "CUDA") -> Library:
+    """Let functional collectives gather tensors of a device as `torch.distributed` does, in this process.
 
-    What is returned keeps it so.
+    Return the library that holds the patch: once it is freed, torch's own gathers are back.
     """
     library = Library("_c10d_functional", "IMPL")
 
