@@ -1,6 +1,7 @@
 """Parse the command line, run the verb, and exit: 0 done, 1 the run failed, 2 the request was wrong."""
 
 import argparse
+import csv
 import io
 import signal
 import sys
@@ -19,56 +20,24 @@ EXAMPLES = """examples:
   paceline report runs/docstrings --out report                 a page: did it learn, how fast
   paceline train --resume runs/docstrings train.epochs=+2      continue, also after a crash
 """
-GROUPS = {
-    "start": (
-        ("explain", "train", "print what a run file gives and what follows from it", "RECIPE.yaml train.lr=3e-4"),
-        ("keys", "keys", "list the keys of a run file: meaning, unit, default, limits", "train.lr"),
-        ("doctor", "doctor", "examine this machine, or all nodes of a job, for what makes runs fail or slow", ""),
-        ("schema", "keys", "print the JSON schema of run, cluster or site files, for editors", "run"),
-        ("mcp", "mcp", "serve plan, check and measure to coding assistants", ""),
-        ("completion", "keys", "print a completion script for bash, zsh or fish", ""),
-    ),
-    "know": (
-        ("plan", "plan", "predict what fits, what pays and what it costs", "RECIPE.yaml --cluster 4xV100@pcie"),
-        ("calibrate", "plan", "measure this machine, so that plans for it use measured rates", ""),
-        ("check", "measure", "prove that the answer does not depend on the layout", "RECIPE.yaml --ranks 1,2,4"),
-        ("measure", "measure", "measure several layouts, and where the time goes", "RECIPE.yaml --ranks 1,2,4"),
-        ("report", "report", "write a page and figures of runs and measurements", "runs/docstrings --out report"),
-        ("runs", "report", "list the runs of a folder, or compare them", "runs --compare"),
-    ),
-    "train": (
-        ("train", "train", "train a run file, on one rank or many", "RECIPE.yaml parallel.ranks=2"),
-        ("watch", "report", "show a live view of a run, in the terminal or as a page", ""),
-        ("sweep", "sweep", "train a run file with several values of its keys", "RECIPE.yaml train.lr=1e-3,3e-3"),
-    ),
-    "use": (
-        ("predict", "predict", "apply a trained model to new inputs", 'runs/docstrings "Returns the sum of an array"'),
-        ("export", "predict", "write the weights of a run, or a standalone folder", "runs/docstrings --out model"),
-    ),
-    "clusters": (
-        ("submit", "jobs", "submit a run file to Slurm, as the plan recommends", "RECIPE.yaml --nodes 2 --time 2h"),
-        ("jobs", "jobs", "list the Slurm jobs of your runs: state, step, time left, cost", ""),
-        ("logs", "jobs", "print the output of a run's jobs", ""),
-        ("cancel", "jobs", "cancel the jobs of a run", ""),
-    ),
-    "move in": (
-        ("adopt", "adopt", "convert other tools' configurations and commands into a run file", "ds_config.json"),
-        ("launch", "train", "start your own command as several ranks here", "--ranks 4 -- python train.py"),
-    ),
-}
-"""By heading: (verb, module of cli/, help, example); the module has `run_VERB`."""
-RECIPE = "recipes/classifier_docstrings"
-VERBS = {
-    verb: Verb(
-        help,
-        "paceline.cli.arguments:add_arguments",
-        f"paceline.cli.{module}:run_{verb}",
-        f"paceline {verb} {example.replace('RECIPE', RECIPE)}" if example else "",
-        group,
-    )
-    for group, rows in GROUPS.items()
-    for verb, module, help, example in rows
-}
+
+
+def read_verbs() -> dict[str, Verb]:
+    """Return our own verbs, in the order of `paceline --help`; the module of a verb in cli/ has `run_VERB`."""
+    with Path(__file__).with_name("verbs.csv").open(encoding="utf-8", newline="") as file:
+        return {
+            row["verb"]: Verb(
+                row["help"],
+                "paceline.cli.arguments:add_arguments",
+                f"paceline.cli.{row['module']}:run_{row['verb']}",
+                row["example"],
+                row["group"],
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+VERBS = read_verbs()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -110,7 +79,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Build the parser of all verbs; the arguments of a verb are imported only if its name is among the words."""
     verbs = list_verbs()
     lines = ["Distributed training from one run file, with the same answer on any number of ranks."]
-    for group in GROUPS:
+    for group in dict.fromkeys(verb.group for verb in VERBS.values()):
         listed = [f"  {name:<11} {verb.help}" for name, verb in verbs.items() if verb.group == group]
         lines += ["", f"{group}:", *listed]
     parser = argparse.ArgumentParser(

@@ -30,7 +30,7 @@ from paceline.config.sections import STRICT, ModelSection, Parallel, Section, Tr
 from paceline.errors import Code, UserError, did_you_mean
 from paceline.hardware.catalogue import parse_cluster
 from paceline.io.remote import fetch_data, find_address
-from paceline.io.safe_yaml import load_yaml
+from paceline.io.safe_yaml import read_data_file
 
 SectionKind = TypeVar("SectionKind", bound=Section)
 DEFAULT = "default"
@@ -341,7 +341,7 @@ def build_section(kind: type[SectionKind], values: Mapping[str, Any], origins: M
 
 @cache
 def _load_messages() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = load_yaml(Path(__file__).with_name("messages.yaml").read_text(encoding="utf-8"))
+    found: dict[str, dict[str, str]] = read_data_file(Path(__file__).with_name("messages.yaml"))
     return found
 
 
