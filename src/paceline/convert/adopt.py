@@ -15,7 +15,6 @@ import yaml
 from paceline.config import Parallel, Train, build_spec
 from paceline.config.registry import BUILT_IN
 from paceline.config.run_file import set_nested
-from paceline.convert.cloud_files import is_kubernetes, is_skypilot, read_kubernetes, read_skypilot
 from paceline.convert.commands import choose_command, read_command
 from paceline.convert.derive import derive_run_file
 from paceline.convert.draft import ConvertedKey, Draft, RunFileLine
@@ -39,8 +38,7 @@ JSON_TABLES = ("deepspeed", "training_arguments")
 YAML_TABLES = ("accelerate", "paceline", "lightning", "project", "deepspeed", "training_arguments")
 KNOWN = (
     "DeepSpeed's JSON, TrainingArguments as JSON, Accelerate's YAML, Lightning's YAML, the YAML of a project with "
-    "sections model, data and training, a job script, a task of SkyPilot, a job of Kubernetes, a command line, or a "
-    "Python script that configures one of them"
+    "sections model, data and training, a job script, a command line, or a Python script that configures one of them"
 )
 COMMENT_COLUMN = 34
 WIDTH = 118
@@ -155,14 +153,10 @@ def _read_file(file: Path) -> list[Settings]:
         return read_job(text, name, folder)
     found, reason = None, ""
     try:
-        if is_kubernetes(text):
-            return read_kubernetes(text, name, folder)
         found = parse_yaml(text, name)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         reason = f": {problem or 'neither YAML nor Python'}{f' (line {mark.line + 1})' if mark else ''}"
-    if isinstance(found, dict) and is_skypilot(found):
-        return read_skypilot(found, name, folder)
     if isinstance(found, dict):
         return [Settings(name, _choose_table(YAML_TABLES, found, name), found, folder)]
     tree = parse_python(text)

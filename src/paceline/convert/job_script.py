@@ -47,14 +47,11 @@ def has_launch_command(text: str) -> bool:
     return any(tool_of(line.split()) for line in text.splitlines())
 
 
-def read_job(text: str, name: str, folder: Path, variables: Mapping[str, str] | None = None) -> list[Settings]:
-    """Return all settings of a script that starts ranks with one command, or with the same one for several nodes.
-
-    `variables` are those that its scheduler sets, beside Slurm's.
-    """
+def read_job(text: str, name: str, folder: Path) -> list[Settings]:
+    """Return all settings of a script that starts ranks with one command, or with the same one for several nodes."""
     asked = _read_sbatch_lines(text, name)
     sources = [Settings(name, load_table("slurm"), asked, folder, prefix="--")] if asked else []
-    script = evaluate_script(text, {**_predict_slurm_variables(asked), **(variables or {})})
+    script = evaluate_script(text, _predict_slurm_variables(asked))
     commands = [command for command in script.commands if tool_of(command.words, command.env)]
     read = [(command, read_command(command, Path())) for command in commands]
     started = [command for command, found in read if found]  # not `python -c`

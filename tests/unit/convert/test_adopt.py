@@ -148,7 +148,6 @@ def test_command_as_option_or_after_dashes(write, ask, tmp_path, how):
         ("a.yaml", "num_processes: 1\nnum_processes: 2\n", "conflict"),
         ("a.yaml", "a: [1\nb: }", "invalid-format"),
         ("a.yaml", "num_processes: 2024-13-45\n", "invalid-format"),
-        ("a.yaml", "apiVersion: v1\nkind: [a\n", "invalid-format"),
         ("a.yaml", "? [a, b]\n: 1\n", "invalid-format"),
         ("a.yaml", "num_processes: !!python/object/apply:os.system ['touch x']", "invalid-format"),
         ("a.txt", "   \n", "unreadable"),

@@ -19,7 +19,7 @@ train: {{steps: 1000, global_batch: {batch}, precision: bf16, clip: 0.5}}
 
 @settings(max_examples=14)
 @given(
-    kind=st.sampled_from(["torchrun", "slurm", "accelerate", "deepspeed", "kubernetes", "skypilot"]),
+    kind=st.sampled_from(["torchrun", "slurm", "accelerate", "deepspeed"]),
     where=st.sampled_from(["4xA100", "2x8xA100", "8xH100", "2x2xA40", "1xH200"]),
     batch=st.sampled_from([32, 64, 256]),
     words=st.lists(

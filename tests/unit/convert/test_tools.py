@@ -118,17 +118,6 @@ DEEPSPEED_AUTO = """{
   "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": 100}}
 }"""
 DEEPSPEED_AUTO_RUN = "train: {precision: fp16, lr: 1.0e-5, loggers: [tensorboard, wandb], warmup_steps: 100}"
-PYTORCH_JOB = """
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata: {name: four}
-spec:
-  pytorchReplicaSpecs:
-    Master: {replicas: 1, template: &pod {spec: {containers: [{name: a, resources: {limits: {nvidia.com/gpu: 2}},
-      command: [sh, -c], args: ["torchrun --nnodes=4 --nproc_per_node=2 t.py --lr 0.1"]}]}}}
-    Worker: {replicas: 3, template: *pod}
-"""
-PYTORCH_JOB_RUN = "{name: four, workload: t.py, parallel: {ranks: 8}, data: {arguments: [--lr, '0.1']}}"
 OFFLOAD = "FSDP(m, cpu_offload=CPUOffload(offload_params=True), device_id=torch.cuda.current_device())\n"
 POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
 FSDP2 = f"fully_shard(model.layers[0])\nfully_shard(model, mp_policy={POLICY})\nAdamW(ps, 1e-3)\n"
@@ -140,7 +129,6 @@ CONFIGURATIONS = {
     "accelerate with auto": (ACCELERATE_AUTO, "parallel: {strategy: zero3, offload: true, ranks: 4}"),
     "deepspeed with auto": (DEEPSPEED_AUTO, DEEPSPEED_AUTO_RUN),
     "lightning": (LIGHTNING, LIGHTNING_RUN),
-    "kubernetes": (PYTORCH_JOB, PYTORCH_JOB_RUN),
     "fully_shard of a script": (FSDP2, FSDP2_RUN),
     "FSDP of a script": (OFFLOAD, "{parallel: {strategy: fsdp, offload: true}}"),
     "the first loader of a script": (LOADERS, "{train: {global_batch: 16}}"),
