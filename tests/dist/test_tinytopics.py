@@ -25,7 +25,7 @@ SEEDS = sorted((SHARED / "seeds").glob("000*"))
 def counts(tmp_path_factory):
     file = tmp_path_factory.mktemp("counts") / "x.npy"
     tt.set_random_seed(1)
-    tt.write_synthetic_data(file, 61, 40, 3, 200)
+    np.save(file, tt.generate_synthetic_data(61, 40, 3, 200)[0])
     return file
 
 
@@ -43,7 +43,6 @@ def test_ranks_give_the_answer_of_one_process(counts, tmp_path):
             assert_allclose(found[1], L, atol=1e-5)
             assert_allclose(found[2], F, atol=1e-6)
     (told, *_), (silent, *_) = of_ranks
-    assert "Epoch 8/8: 100%" in told[3]
     assert f"Epoch 8, Loss = {told[0][-1]:.4f}" in told[3]
     assert silent[3] == ""
     saved = tt.NeuralPoissonNMF(61, 40, 3)

@@ -13,4 +13,3 @@ from paceline.tinytopics.utils import align_topics as align_topics
 from paceline.tinytopics.utils import generate_synthetic_data as generate_synthetic_data
 from paceline.tinytopics.utils import set_random_seed as set_random_seed
 from paceline.tinytopics.utils import sort_documents as sort_documents
-from paceline.tinytopics.utils import write_synthetic_data as write_synthetic_data

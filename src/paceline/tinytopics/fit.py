@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,6 @@ from paceline.launch.process_group import broadcast_from_main, join_ranks
 from paceline.tinytopics.data import open_counts
 from paceline.tinytopics.models import NeuralPoissonNMF
 from paceline.workloads.topics.fitting.engine import AcceleratedEM
-from paceline.workloads.topics.fitting.passes import RangePass, ReadPasses
 from paceline.workloads.topics.fitting.problem import MAX_TOPICS, FitProblem, build_problem
 from paceline.workloads.topics.in_process import use_device
 from paceline.workloads.topics.sections import FitOptions
@@ -34,7 +33,6 @@ SCATTER = 0.2  # of the logarithms of the first topics, so that each seed begins
 TIMEOUT_S = 1800  # for a rank that reads more slowly than its peers
 ADAM = {"base_lr": 0.01, "max_lr": 0.05, "T_0": 20, "T_mult": 1, "weight_decay": 1e-5}  # without effect: defaults
 OnEpoch = Callable[[int, float], None]  # called with the number of an epoch, from 1, and its loss
-WrapPasses = Callable[[ReadPasses, int], ReadPasses]  # puts a progress bar around passes
 
 
 def fit_model(
@@ -57,14 +55,13 @@ def fit_model(
     """
     _check((base_lr, max_lr, T_0, T_mult, weight_decay), k=k, num_epochs=num_epochs, batch_size=batch_size)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    epochs = Epochs(X, k, num_epochs, batch_size, where)
     with tqdm(total=num_epochs, desc="Training Progress") as bar:
 
         def on_epoch(epoch: int, loss: float) -> None:
             bar.set_postfix({"Loss": f"{loss:.4f}"})
             bar.update(epoch - bar.n)
 
-        model, losses = epochs.run(on_epoch)
+        model, losses = _fit_epochs(X, k, num_epochs, batch_size, where, True, on_epoch)
         if bar.n < num_epochs:
             bar.set_postfix_str(f"Loss={losses[-1]:.4f}, converged after {bar.n} epochs")
             bar.update(num_epochs - bar.n)
@@ -90,13 +87,20 @@ def fit_model_distributed(
     same X and reads its own part. The main rank writes the model's `state_dict` to `save_path`, unless it is None.
     """
     _check((base_lr, max_lr, T_0, T_mult, weight_decay), k=k, num_epochs=num_epochs, batch_size=batch_size)
-    epochs = Epochs(X, k, num_epochs, batch_size, _join_device())
-    epochs.alone = not dist.is_initialized()
-    main = epochs.alone or dist.get_rank() == 0
-    bars = EpochBars(num_epochs, shown=main)
-    model, losses = epochs.run(bars.on_epoch, bars.wrap_passes)
-    if main and bars.done < num_epochs:
-        print(f"Converged after {bars.done} of {num_epochs} epochs, Loss = {losses[-1]:.4f}")
+    device = _join_device()
+    alone = not dist.is_initialized()
+    main = alone or dist.get_rank() == 0
+    done = 0
+
+    def on_epoch(epoch: int, loss: float) -> None:
+        nonlocal done
+        done = epoch
+        if main:
+            print(f"Epoch {epoch}, Loss = {loss:.4f}")
+
+    model, losses = _fit_epochs(X, k, num_epochs, batch_size, device, alone, on_epoch)
+    if main and done < num_epochs:
+        print(f"Converged after {done} of {num_epochs} epochs, Loss = {losses[-1]:.4f}")
     if main and save_path is not None:
         content = io.BytesIO()
         torch.save(model.state_dict(), content)
@@ -120,81 +124,53 @@ def _check(adam: tuple[float, ...], **sizes: int) -> None:
         warnings.warn(f"no effect of {', '.join(changed)}: this fit has no learning rate", stacklevel=3)
 
 
-class Epochs:
-    """One rank's part of a fit, or the whole of it where the rank is `alone`."""
+def _fit_epochs(
+    X: Any, k: int, num_epochs: int, batch_size: int, device: torch.device, alone: bool, on_epoch: OnEpoch
+) -> tuple[NeuralPoissonNMF, list[float]]:
+    """Return the model, and for every epoch the loss that its pass found, as a mean over batches.
 
-    def __init__(self, X: Any, k: int, num_epochs: int, batch_size: int, device: torch.device) -> None:
-        self.X, self.k, self.num_epochs, self.batch_size, self.device = X, k, num_epochs, batch_size, device
-        self.alone = True
-
-    def run(self, on_epoch: OnEpoch, wrap_passes: WrapPasses | None = None) -> tuple[NeuralPoissonNMF, list[float]]:
-        """Return the model, and for every epoch the loss that its pass found, as a mean over batches."""
-        on_gpu = self.device.type == "cuda"
-        counts = open_counts(self.X, on_device=on_gpu, ranks=1 if self.alone else dist.get_world_size())
-        model = NeuralPoissonNMF(counts.documents, counts.terms, self.k, self.device)
-        losses: list[float] = []
-        if not self.num_epochs:
-            return model, losses
-        batches = math.ceil(counts.documents / self.batch_size)
-        where = getattr(counts, "device", self.device if on_gpu else torch.device("cpu"))
-        with use_device(where):
-            problem = build_problem(counts, where, alone=self.alone)
-            em = self._begin(problem)
-            if wrap_passes is not None:
-                em.documents = wrap_passes(problem.documents, len(em.L))
-            while em.end is None:
-                losses.append(em.step().loss / batches)
-                on_epoch(len(losses), losses[-1])
-            em.documents = problem.documents
-            if rest := self.num_epochs - len(losses):
-                losses += [em.final_loss() / batches] * rest
-            L, Ft = em.result()
-            model.take(self._gather_rows(L, counts.documents), Ft.T)
+    Unless `alone`, the ranks of the process group fit together.
+    """
+    on_gpu = device.type == "cuda"
+    counts = open_counts(X, on_device=on_gpu, ranks=1 if alone else dist.get_world_size())
+    model = NeuralPoissonNMF(counts.documents, counts.terms, k, device)
+    losses: list[float] = []
+    if not num_epochs:
         return model, losses
-
-    def _begin(self, problem: FitProblem) -> AcceleratedEM:
-        """Begin near the optimum for every seed, scattered, so that seeds differ as users expect."""
-        drawn = int(torch.randint((1 << 31) - 1, ()))
-        seed = drawn if self.alone else broadcast_from_main(lambda: drawn)
-        options = FitOptions(seed=seed, passes=self.num_epochs)
-        first = problem.begin(self.k, options)
-        noise = torch.randn(first.Ft.shape, generator=torch.Generator().manual_seed(seed)).to(first.Ft.device)
-        Ft = first.Ft * (SCATTER * noise).exp()
-        em = problem.resume_at(first.L, Ft / Ft.sum(0), options)
-        em.check = 1  # users plot the loss of every epoch
-        return em
-
-    def _gather_rows(self, L: Tensor, documents: int) -> Tensor:
-        """Return the rows of all ranks, each of which has the next ones."""
-        if self.alone:
-            return L
-        own = torch.ones(-(-documents // dist.get_world_size()), L.shape[1], device=L.device)
-        own[: len(L)] = L
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, own)
-        return torch.cat(parts)[:documents]
+    batches = math.ceil(counts.documents / batch_size)
+    where = getattr(counts, "device", device if on_gpu else torch.device("cpu"))
+    with use_device(where):
+        em = _begin_scattered(build_problem(counts, where, alone=alone), k, num_epochs)
+        while em.end is None:
+            losses.append(em.step().loss / batches)
+            on_epoch(len(losses), losses[-1])
+        if rest := num_epochs - len(losses):
+            losses += [em.final_loss() / batches] * rest
+        L, Ft = em.result()
+        model.take(L if alone else _gather_rows(L, counts.documents), Ft.T)
+    return model, losses
 
 
-class EpochBars:
-    """A bar for every epoch, which runs through this rank's documents, and a line with its loss."""
+def _begin_scattered(problem: FitProblem, k: int, num_epochs: int) -> AcceleratedEM:
+    """Begin near the optimum for every seed, scattered, so that seeds differ as users expect."""
+    drawn = int(torch.randint((1 << 31) - 1, ()))
+    seed = drawn if problem.alone else broadcast_from_main(lambda: drawn)
+    options = FitOptions(seed=seed, passes=num_epochs)
+    first = problem.begin(k, options)
+    noise = torch.randn(first.Ft.shape, generator=torch.Generator().manual_seed(seed)).to(first.Ft.device)
+    Ft = first.Ft * (SCATTER * noise).exp()
+    em = problem.resume_at(first.L, Ft / Ft.sum(0), options)
+    em.check = 1  # users plot the loss of every epoch
+    return em
 
-    def __init__(self, epochs: int, shown: bool) -> None:
-        self.epochs, self.shown, self.done = epochs, shown, 0
 
-    def wrap_passes(self, passes: ReadPasses, documents: int) -> ReadPasses:
-        def read() -> Iterator[RangePass]:
-            name = f"Epoch {self.done + 1}/{self.epochs}"
-            with tqdm(total=documents, desc=name, unit=" documents", disable=not self.shown) as bar:
-                for first, last, work in passes():
-                    yield first, last, work
-                    bar.update(last - first)
-
-        return read
-
-    def on_epoch(self, epoch: int, loss: float) -> None:
-        self.done = epoch
-        if self.shown:
-            print(f"Epoch {epoch}, Loss = {loss:.4f}")
+def _gather_rows(L: Tensor, documents: int) -> Tensor:
+    """Return the rows of all ranks, each of which has the next ones."""
+    own = torch.ones(-(-documents // dist.get_world_size()), L.shape[1], device=L.device)
+    own[: len(L)] = L
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    return torch.cat(parts)[:documents]
 
 
 def _join_device() -> torch.device:

@@ -1,21 +1,10 @@
 """Seeds, synthetic counts, and orders."""
 
-import errno
-import os
-
 import numpy as np
 import pytest
 import torch
 
-from paceline.errors import UserError
-from paceline.tinytopics import utils
-from paceline.tinytopics.utils import (
-    align_topics,
-    generate_synthetic_data,
-    set_random_seed,
-    sort_documents,
-    write_synthetic_data,
-)
+from paceline.tinytopics.utils import align_topics, generate_synthetic_data, set_random_seed, sort_documents
 
 
 def test_after_the_same_seed_counts_are_those_of_tinytopics():
@@ -26,36 +15,6 @@ def test_after_the_same_seed_counts_are_those_of_tinytopics():
     assert X.tolist() == [[20, 11, 2, 1, 2], [7, 17, 7, 8, 0], [13, 19, 2, 6, 2]]
     np.testing.assert_allclose(L, [[0.134871, 0.865129], [0.590551, 0.409449], [0.500042, 0.499958]], atol=1e-6)
     np.testing.assert_allclose(F[0], [0.014106, 0.474101, 0.216652, 0.290238, 0.004903], atol=1e-6)
-
-
-def test_what_does_not_fit_into_memory_is_the_same(tmp_path, monkeypatch):
-    def seeded(make, *sizes):
-        set_random_seed(7)
-        return make(*sizes)
-
-    X, L, F = seeded(generate_synthetic_data, 30, 20, 3, 50)
-    monkeypatch.setattr(utils, "MEMORY_SHARE", 0)
-    monkeypatch.setattr(utils.tempfile, "tempdir", str(tmp_path))
-    mapped, *_ = seeded(generate_synthetic_data, 30, 20, 3, 50)
-    assert torch.equal(mapped, X)
-    assert not list(tmp_path.iterdir()), "the file has no name"
-    dataset, true_L, true_F = seeded(write_synthetic_data, tmp_path / "x.npy", 30, 20, 3, 50)
-    assert np.array_equal(np.load(tmp_path / "x.npy"), X.numpy())
-    assert (len(dataset), dataset.num_terms) == (30, 20)
-    assert np.array_equal(true_L, L)
-    assert np.array_equal(true_F, F)
-
-
-def test_a_full_disk_is_said_before_anything_is_drawn(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(utils, "MEMORY_SHARE", 0)
-    for make in (lambda: generate_synthetic_data(30, 20, 3), lambda: write_synthetic_data(tmp_path / "x.npy", 3, 4, 2)):
-        with pytest.raises(UserError, match="No space left"):
-            make()
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])

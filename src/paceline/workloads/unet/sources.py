@@ -1,5 +1,6 @@
 """Where pictures and masks come from: scenes of digits over noise, made on the spot, or folders of pairs."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,30 +26,14 @@ if TYPE_CHECKING:
 SIDE = 28
 DRAWS = 8  # random numbers per digit
 
-Line = list[tuple[float, float]]
+Line = list[list[float]]
 MAX_SUMMARISED, MAX_PIXELS = 32, 1 << 24  # pairs, and pixels of their masks, by which a plan judges all
 TO_COLOUR, TO_GREY = ("P", "RGBA", "CMYK", "YCbCr"), ("LA", "1")
 KINDS = (".png", ".tif", ".tiff", ".npy", ".jpg", ".jpeg", ".bmp")
 
 
-def _make_arc(x: float, y: float, width: float, height: float, begin: float, end: float) -> Line:
-    """Return part of an ellipse around (x, y); angles in turns, clockwise from the right."""
-    angles = 2 * np.pi * np.linspace(begin, end, 9)
-    return [(x + width * float(np.cos(a)), y + height * float(np.sin(a))) for a in angles]
-
-
-DIGITS: tuple[list[Line], ...] = (
-    [_make_arc(0.5, 0.5, 0.28, 0.4, 0, 1)],
-    [[(0.32, 0.28), (0.54, 0.1), (0.54, 0.9)]],
-    [[*_make_arc(0.5, 0.34, 0.26, 0.24, 0.5, 1.1), (0.24, 0.9), (0.78, 0.9)]],
-    [[*_make_arc(0.47, 0.3, 0.25, 0.2, 0.6, 1.2), *_make_arc(0.47, 0.69, 0.28, 0.21, 0.8, 1.4)]],
-    [[(0.64, 0.9), (0.64, 0.1), (0.2, 0.64), (0.82, 0.64)]],
-    [[(0.74, 0.1), (0.32, 0.1), (0.29, 0.46), *_make_arc(0.46, 0.66, 0.28, 0.24, 0.7, 1.4)]],
-    [[(0.66, 0.1), (0.38, 0.36), (0.25, 0.66)], _make_arc(0.5, 0.68, 0.25, 0.22, 0, 1)],
-    [[(0.22, 0.1), (0.78, 0.1), (0.42, 0.9)]],
-    [_make_arc(0.5, 0.3, 0.21, 0.2, 0, 1), _make_arc(0.5, 0.7, 0.26, 0.2, 0, 1)],
-    [_make_arc(0.48, 0.33, 0.24, 0.22, 0, 1), [(0.72, 0.34), (0.62, 0.9)]],
-)
+DIGITS: list[list[Line]] = json.loads(Path(__file__).with_name("digits.json").read_text("utf-8"))
+"""The strokes of each digit, in a square of side 1."""
 
 
 def draw_digit(digit: int, draws: NDArray[np.float64]) -> NDArray[np.float32]:

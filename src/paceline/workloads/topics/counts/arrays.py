@@ -79,23 +79,13 @@ def from_torch(tensor: Any, *, fractional: bool = False, on_device: bool = False
         tensor = tensor.float()
     if tensor.layout == torch.strided:
         return from_array(tensor.numpy(), fractional=fractional, source=THE_TENSOR)
-    check_matrix(tensor.shape, THE_TENSOR)
-    return from_scipy(_to_scipy(tensor), fractional=fractional, source=THE_TENSOR)
-
-
-def _to_scipy(tensor: Tensor) -> Any:
     import scipy.sparse
-    import torch
 
-    if tensor.layout == torch.sparse_csr:
-        kind, parts = scipy.sparse.csr_array, [tensor.values(), tensor.col_indices(), tensor.crow_indices()]
-    elif tensor.layout == torch.sparse_csc:
-        kind, parts = scipy.sparse.csc_array, [tensor.values(), tensor.row_indices(), tensor.ccol_indices()]
-    elif tensor.layout == torch.sparse_coo:
-        kind, parts = scipy.sparse.coo_array, [tensor._values(), tensor._indices()]
-    else:
-        raise InvalidValue(f"a tensor of layout {tensor.layout}: give it dense, or as sparse CSR, CSC or COO")
-    return kind(tuple(part.numpy() for part in parts), shape=tuple(tensor.shape))
+    check_matrix(tensor.shape, THE_TENSOR)
+    entries = tensor.to_sparse_coo()
+    rows_and_terms = tuple(entries._indices().numpy())
+    matrix = scipy.sparse.coo_array((entries._values().numpy(), rows_and_terms), shape=tuple(tensor.shape))
+    return from_scipy(matrix, fractional=fractional, source=THE_TENSOR)
 
 
 @dataclass(frozen=True, eq=False)

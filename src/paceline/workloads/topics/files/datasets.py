@@ -17,14 +17,22 @@ from paceline.workloads.topics.files.reading import read_counts
 
 
 class MatrixRows(Dataset[Tensor]):
-    """Rows of a matrix: those that `indices` names, else all. `shape` is that of the whole matrix."""
+    """Rows of a matrix: those that `indices` names, else all. `shape` is that of the whole matrix.
 
-    shape: tuple[int, ...]
-    data_path: Any = None
-    data: Any = None  # in memory
-    mmap_data: Any = None  # mapped when the first row is read
+    A file is mapped when its first row is read.
+    """
 
-    def _choose_rows(self, indices: Sequence[int] | None) -> None:
+    def __init__(self, data: str | Path | np.ndarray, indices: Sequence[int] | None = None) -> None:
+        self.data_path: Any = None
+        self.data: Any = None  # in memory
+        self.mmap_data: Any = None
+        if isinstance(data, str | Path):
+            self.data_path = Path(data).expanduser()
+            if not self.data_path.exists():
+                raise FileNotFoundError(f"Data file not found: {self.data_path}")
+            self.shape = tuple(self._map_file().shape)
+        else:
+            self.data, self.shape = data, tuple(data.shape)
         rows = self.shape[0]
         self.indices: Sequence[int] = range(rows) if indices is None or len(indices) == 0 else indices
         if rows and not -rows <= (low := min(self.indices)) <= (high := max(self.indices)) < rows:
@@ -64,15 +72,7 @@ class MatrixRows(Dataset[Tensor]):
 
 
 class NumpyDiskDataset(MatrixRows):
-    """Rows as float32 tensors, of an array or of a .npy file, which is mapped when the first row is read."""
-
-    def __init__(self, data: str | Path | np.ndarray, indices: Sequence[int] | None = None) -> None:
-        if isinstance(data, str | Path):
-            self.data_path = require_data_file(data)
-            self.shape = tuple(self._map_file().shape)
-        else:
-            self.data, self.shape = data, tuple(data.shape)
-        self._choose_rows(indices)
+    """Rows as float32 tensors, of an array or of a .npy file."""
 
     def __getitem__(self, idx: int) -> Tensor:
         return torch.tensor(self._open_matrix()[self.indices[idx]], dtype=torch.float32)
@@ -85,12 +85,7 @@ class NumpyDiskDataset(MatrixRows):
 
 
 class TorchDiskDataset(MatrixRows):
-    """Rows of the one tensor in a file of torch.save, in its type. The file is mapped."""
-
-    def __init__(self, data: str | Path, indices: Sequence[int] | None = None) -> None:
-        self.data_path = require_data_file(data)
-        self.shape = tuple(self._map_file().shape)
-        self._choose_rows(indices)
+    """Rows of the one tensor in a file of torch.save, in its type."""
 
     def __getitem__(self, idx: int) -> Tensor:
         return self._open_matrix()[self.indices[idx]]
@@ -112,10 +107,3 @@ class TorchDiskDataset(MatrixRows):
         array = tensor.numpy()
         check_matrix(array.shape, str(self.data_path), array.dtype)
         return MappedCounts(array, str(self.data_path), fractional=fractional)
-
-
-def require_data_file(path: str | Path) -> Path:
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise FileNotFoundError(f"Data file not found: {path}")
-    return path

@@ -133,11 +133,9 @@ def read_mtx(path: Path, fractional: bool = False) -> Counts:
 
     try:
         matrix = mmread(path, spmatrix=False)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: cannot be read: {reason}; {AGAIN}", code="unreadable") from None
-    except (ValueError, OverflowError, TypeError) as error:
-        raise invalid_format(f"{path}: not a Matrix Market file ({get_first_line(error)}); {AGAIN}") from None
+    except (OSError, EOFError, zlib.error, ValueError, OverflowError, TypeError) as error:
+        message = f"{path}: cannot be read as a Matrix Market file ({get_first_line(error)}); {AGAIN}"
+        raise invalid_format(message) from None
     return _from_matrix(matrix, path, fractional)
 
 

@@ -7,119 +7,21 @@ precision holds it. The product L F' never leaves the chip. A document or a term
 reciprocal for two elements. Without it the kernels run on any device, and on the CPU under TRITON_INTERPRET=1.
 """
 
+from pathlib import Path
+
 import triton
 import triton.language as tl
 
+from paceline.io.safe_yaml import load_yaml
+
 # mypy: ignore-errors
 
-# Four counts x (bytes of one register) and four p: x / p as four halves in two registers. 1/a and 1/b are b/(ab) and
-# a/(ab). The byte x under the byte 0x64 is the half 1024 + x.
-RATIO_4 = tl.constexpr("""{
-.reg .f32 ab, cd, ra, rb, rc, rd;
-.reg .b32 rab, rcd, xab, xcd, base;
-mul.ftz.f32 ab, $3, $4;
-mul.ftz.f32 cd, $5, $6;
-rcp.approx.ftz.f32 ab, ab;
-rcp.approx.ftz.f32 cd, cd;
-mul.ftz.f32 ra, ab, $4;
-mul.ftz.f32 rb, ab, $3;
-mul.ftz.f32 rc, cd, $6;
-mul.ftz.f32 rd, cd, $5;
-cvt.rn.f16x2.f32 rab, rb, ra;
-cvt.rn.f16x2.f32 rcd, rd, rc;
-prmt.b32 xab, $2, 0x64646464, 0x4140;
-prmt.b32 xcd, $2, 0x64646464, 0x4342;
-mov.b32 base, 0x64006400;
-sub.rn.f16x2 xab, xab, base;
-sub.rn.f16x2 xcd, xcd, base;
-mul.rn.f16x2 $0, xab, rab;
-mul.rn.f16x2 $1, xcd, rcd;
-}""")
-
-# Four counts as four halves.
-HALF_4 = tl.constexpr("""{
-.reg .b32 xab, xcd, base;
-prmt.b32 xab, $2, 0x64646464, 0x4140;
-prmt.b32 xcd, $2, 0x64646464, 0x4342;
-mov.b32 base, 0x64006400;
-sub.rn.f16x2 $0, xab, base;
-sub.rn.f16x2 $1, xcd, base;
-}""")
-
-# Two pairs of counts (the first of each for p0, the second for p1): the ratios of the first, and of the second.
-PAIR_RATIOS = tl.constexpr("""{
-.reg .f32 a, b, ra, rb, sa, sb;
-.reg .b32 r, s, x, y, base;
-mul.ftz.f32 a, $3, $5;
-mul.ftz.f32 b, $4, $6;
-rcp.approx.ftz.f32 a, a;
-rcp.approx.ftz.f32 b, b;
-mul.ftz.f32 ra, a, $5;
-mul.ftz.f32 sa, a, $3;
-mul.ftz.f32 rb, b, $6;
-mul.ftz.f32 sb, b, $4;
-cvt.rn.f16x2.f32 r, rb, ra;
-cvt.rn.f16x2.f32 s, sb, sa;
-prmt.b32 x, $2, 0x64646464, 0x4240;
-prmt.b32 y, $2, 0x64646464, 0x4341;
-mov.b32 base, 0x64006400;
-sub.rn.f16x2 x, x, base;
-sub.rn.f16x2 y, y, base;
-mul.rn.f16x2 $0, x, r;
-mul.rn.f16x2 $1, y, s;
-}""")
-
-# Two pairs of counts: x log2(p0) + y log2(p1) for each. The compiler turns the counts into halves once for both.
-PAIR_LOGS = tl.constexpr("""{
-.reg .f32 l, f, g;
-.reg .b32 x, y, base;
-.reg .b16 xa, xb, ya, yb;
-prmt.b32 x, $2, 0x64646464, 0x4240;
-prmt.b32 y, $2, 0x64646464, 0x4341;
-mov.b32 base, 0x64006400;
-sub.rn.f16x2 x, x, base;
-sub.rn.f16x2 y, y, base;
-mov.b32 {xa, xb}, x;
-mov.b32 {ya, yb}, y;
-cvt.f32.f16 f, xa;
-cvt.f32.f16 g, ya;
-lg2.approx.ftz.f32 l, $3;
-mul.ftz.f32 f, f, l;
-lg2.approx.ftz.f32 l, $5;
-fma.rn.ftz.f32 $0, g, l, f;
-cvt.f32.f16 f, xb;
-cvt.f32.f16 g, yb;
-lg2.approx.ftz.f32 l, $4;
-mul.ftz.f32 f, f, l;
-lg2.approx.ftz.f32 l, $6;
-fma.rn.ftz.f32 $1, g, l, f;
-}""")
-
-# Four counts and four p: x log2(p) in float32. The counts become halves as above: the compiler does it once for both.
-LOG_4 = tl.constexpr("""{
-.reg .f32 la, lb, lc, ld, fa, fb, fc, fd;
-.reg .b32 xab, xcd, base;
-.reg .b16 ha, hb, hc, hd;
-lg2.approx.ftz.f32 la, $5;
-lg2.approx.ftz.f32 lb, $6;
-lg2.approx.ftz.f32 lc, $7;
-lg2.approx.ftz.f32 ld, $8;
-prmt.b32 xab, $4, 0x64646464, 0x4140;
-prmt.b32 xcd, $4, 0x64646464, 0x4342;
-mov.b32 base, 0x64006400;
-sub.rn.f16x2 xab, xab, base;
-sub.rn.f16x2 xcd, xcd, base;
-mov.b32 {ha, hb}, xab;
-mov.b32 {hc, hd}, xcd;
-cvt.f32.f16 fa, ha;
-cvt.f32.f16 fb, hb;
-cvt.f32.f16 fc, hc;
-cvt.f32.f16 fd, hd;
-mul.ftz.f32 $0, fa, la;
-mul.ftz.f32 $1, fb, lb;
-mul.ftz.f32 $2, fc, lc;
-mul.ftz.f32 $3, fd, ld;
-}""")
+ASSEMBLY = load_yaml(Path(__file__).with_name("triton_assembly.yaml").read_text("utf-8"))
+RATIO_4 = tl.constexpr(ASSEMBLY["RATIO_4"])
+HALF_4 = tl.constexpr(ASSEMBLY["HALF_4"])
+PAIR_RATIOS = tl.constexpr(ASSEMBLY["PAIR_RATIOS"])
+PAIR_LOGS = tl.constexpr(ASSEMBLY["PAIR_LOGS"])
+LOG_4 = tl.constexpr(ASSEMBLY["LOG_4"])
 
 
 @triton.jit

@@ -199,9 +199,18 @@ class TopicFit:
     @classmethod
     def load(cls, path: str | Path) -> "TopicFit":
         """Read what `save` wrote, without executing anything in the file."""
+        from safetensors import SafetensorError, safe_open
+
         path = Path(path).expanduser()
-        header, arrays = _read_model_file(path)
+        if not path.is_file():
+            raise UserError(f"{path}: no such file", code="not-found")
         try:
+            with safe_open(path, framework="numpy") as file:
+                header, stored = file.metadata() or {}, list(file.keys())
+                if header.get("format") != FORMAT or not set(ARRAYS) <= set(stored):
+                    found = ", ".join(stored)[:80] or "nothing"
+                    raise invalid_format(f"{path}: not a topic model (found: {found})")
+                arrays = {name: file.get_tensor(name) for name in stored}
             if header.get("sum") != _compute_checksum(arrays, header):
                 raise ValueError("its checksum differs")
             terms, names, about = (json.loads(header.get(name) or bytes(arrays[name]).decode()) for name in WORDS)
@@ -210,7 +219,11 @@ class TopicFit:
             if any(arrays[name].dtype.kind != "f" for name in ARRAYS) or arrays["losses"].ndim != 1:
                 raise ValueError("its arrays are of other types")
             return cls(arrays["L"], arrays["F"], arrays["losses"].tolist(), terms=terms, names=names, **about)
-        except (KeyError, TypeError, ValueError) as error:
+        except UserError:
+            raise
+        except OSError as error:
+            raise unreadable_error(path, error) from None
+        except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path}: is damaged ({get_first_line(error)}); {AGAIN}", code="damaged") from None
 
     def transform(
@@ -299,28 +312,6 @@ class TopicFit:
             rows += f"<tr><td>{at}</td><td>{100 * shares[at]:.1f} %</td><td {left}>{words}</td></tr>"
         more = f"<p>and {self.k - SHOWN_TOPICS} more topics</p>" if self.k > SHOWN_TOPICS else ""
         return f"<p>{escape(repr(self))}</p><table>{rows}</table>{more}"
-
-
-def _read_model_file(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise UserError(f"{path}: no such file", code="not-found")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
-            names = list(file.keys())
-            if header.get("format") != FORMAT or not set(ARRAYS) <= set(names):
-                message = f"{path}: not a topic model (found: {', '.join(names)[:80] or 'nothing'})"
-                raise invalid_format(message)
-            arrays = {name: file.get_tensor(name) for name in names}
-    except UserError:
-        raise
-    except OSError as error:
-        raise unreadable_error(path, error) from None
-    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path}: is damaged ({get_first_line(error)}); {AGAIN}", code="damaged") from None
-    return header, arrays
 
 
 def _compute_checksum(arrays: dict[str, np.ndarray], header: dict[str, str]) -> str:
