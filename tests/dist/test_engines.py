@@ -279,7 +279,7 @@ def test_accelerate_launch_that_starts_one_process_of_two_is_noticed(small, tmp_
     command += ["-m", "paceline", "train", str(run_file), "--out", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
-    assert "was asked for several processes and started one" in done.stderr
+    assert "started one process for several ranks" in done.stderr
     assert "parallel.ranks=N" in done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -305,7 +305,7 @@ REFUSED = {
     "launch precision": (ACCELERATE, {**LAUNCHED, "ACCELERATE_MIXED_PRECISION": "bf16"}, "--mixed_precision no"),
     "launch fsdp": (ACCELERATE, FSDP, "no --use_fsdp"),
     "launch fsdp 1": (accelerate("fsdp", **CUDA), {**FSDP, "FSDP_VERSION": "1"}, "--fsdp_version 2"),
-    "launch alone": (ACCELERATE, {"ACCELERATE_MIXED_PRECISION": "no"}, "parallel.ranks=2, but"),
+    "launch alone": (ACCELERATE, {"ACCELERATE_MIXED_PRECISION": "no"}, "started one process"),
 }
 
 

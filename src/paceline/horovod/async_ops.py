@@ -168,8 +168,6 @@ def require_same_call(kind: str, *given: Any) -> None:
 
 poll, synchronize = Handle.done, Handle.wait
 SENT_AS = {torch.int16: torch.int32}  # neither gloo nor NCCL sends this type
-DIMENSIONS = 8  # of the tensors whose shapes are compared
-DTYPES = sorted((value for value in vars(torch).values() if isinstance(value, torch.dtype)), key=str)
 
 
 def start_reduce(tensor: Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none) -> Handle[Tensor]:
@@ -207,40 +205,26 @@ def start_gather(tensor: Tensor) -> Handle[Tensor]:
     mine = tensor.detach() if tensor.dim() else tensor.detach().reshape(1)
     if size() == 1:
         return Handle([], mine.clone)
-    counts = start_gather_row_counts(mine)
-
-    def finish() -> Tensor:
-        rows = counts.wait()
-        padded = _cast_sendable(mine).new_zeros((max(rows), *mine.shape[1:]))
-        padded[: len(mine)] = mine
-        parts = [torch.empty_like(padded) for _ in rows]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)]).to(mine.dtype)
-
-    return Handle(counts.works, finish)
+    rows = gather_row_counts(mine)
+    padded = _cast_sendable(mine).new_zeros((max(rows), *mine.shape[1:]))
+    padded[: len(mine)] = mine
+    parts = [torch.empty_like(padded) for _ in rows]
+    work = dist.all_gather(parts, padded, async_op=True)
+    return Handle(
+        [work], lambda: torch.cat([part[:count] for part, count in zip(parts, rows, strict=True)]).to(mine.dtype)
+    )
 
 
-def start_gather_row_counts(mine: Tensor) -> Handle[list[int]]:
-    """Start gathering the rows of each rank; the handle raises on ranks whose tensors do not match."""
-    if mine.dim() > DIMENSIONS:
-        raise UserError(f"a tensor of {mine.dim()} dimensions cannot be gathered; use at most {DIMENSIONS}")
-    about = [len(mine), DTYPES.index(mine.dtype), mine.dim(), *mine.shape[1:]]
-    sent = torch.tensor([*about, *[0] * (DIMENSIONS + 2 - len(about))], device=mine.device)
-    everyone = [torch.empty_like(sent) for _ in range(size())]
-
-    def finish() -> list[int]:
-        shapes = [other.tolist() for other in everyone]
-        if any(other[1:] != shapes[0][1:] for other in shapes):
-            here = f"here {list(mine.shape)}"
-            raise RuntimeError(f"the tensors differ between ranks in type or beyond the first dimension; {here}")
-        return [other[0] for other in shapes]
-
-    return Handle([dist.all_gather(everyone, sent, async_op=True)], finish)
+def gather_row_counts(mine: Tensor) -> list[int]:
+    """Return the rows of each rank; raise on all ranks if tensors differ in type or beyond the first dimension."""
+    shapes = gather_objects((len(mine), str(mine.dtype), mine.shape[1:]), barrier_group())
+    if any(other[1:] != shapes[0][1:] for other in shapes):
+        here = f"here {list(mine.shape)}"
+        raise RuntimeError(f"the tensors differ between ranks in type or beyond the first dimension; {here}")
+    return [rows for rows, *_ in shapes]
 
 
 def start_broadcast(tensor: Tensor, root_rank: int) -> Handle[Tensor]:
-    if not 0 <= root_rank < size():
-        raise UserError(f"root_rank={root_rank} is not one of the {size()} ranks; they count from 0")
     sent = _cast_sendable(tensor.detach().clone(memory_format=torch.contiguous_format))
     works = [dist.broadcast(sent, root_rank, async_op=True)] if size() > 1 else []
     return Handle(works, lambda: sent.to(tensor.dtype))
@@ -250,8 +234,8 @@ def start_alltoall(tensor: Tensor, to: list[int]) -> Handle[tuple[Tensor, Tensor
     mine = tensor.detach()
     if size() == 1:
         return Handle([], lambda: (mine.clone(), torch.tensor(to, dtype=torch.int32)))
-    start_gather_row_counts(mine).wait()
-    counts = start_gather(torch.tensor([to], device=mine.device)).wait()[:, rank()].tolist()
+    gather_row_counts(mine)
+    counts = [rows[rank()] for rows in gather_objects(to, barrier_group())]
     sent = _cast_sendable(mine.contiguous())
     received = sent.new_empty((sum(counts), *mine.shape[1:]))
     work = dist.all_to_all_single(received, sent, counts, to, async_op=True)

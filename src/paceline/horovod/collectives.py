@@ -167,8 +167,6 @@ def _resolve_splits(tensor: Tensor, splits: Splits) -> list[int]:
         if len(tensor) % size():
             raise UserError(f"{len(tensor)} rows cannot be divided evenly over {size()} ranks; give splits=")
         return [len(tensor) // size()] * size()
-    if isinstance(splits, Tensor) and splits.dtype not in (torch.int32, torch.int64):
-        raise UserError(f"splits= is a tensor of {splits.dtype}; use whole numbers, torch.int32")
     to = [int(count) for count in splits]
     if len(to) != size() or sum(to) != len(tensor) or min(to) < 0:
         raise UserError(f"splits={to} do not divide {len(tensor)} rows over {size()} ranks; they must add up to them")

@@ -36,7 +36,6 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
 T = TypeVar("T")
 WRITE_EVERY_S = 2.0
-WRITING_SHARE = 0.1  # of the time, at most
 KEY = "paceline"
 NUMBERS = "biufc"  # the kinds of numpy that torch has too
 STATE_HOLDS = "an elastic state holds numbers, text, tensors, lists and dicts of them, and objects with state_dict()"
@@ -132,13 +131,11 @@ class State:
         """Do nothing: hosts change between restarts only."""
 
     def commit(self) -> None:
-        """Save the state; the main rank writes it at most every two seconds, and for a tenth of the time."""
+        """Save the state; the main rank writes it at most every two seconds."""
         self.save()
         if self._file is not None and world.rank() == 0 and time.monotonic() >= self._next_write_s:
-            began_s = time.monotonic()
             write_commit(self._file, _scale_sampler_counts(self._saved))
-            ended_s = time.monotonic()
-            self._next_write_s = ended_s + max(WRITE_EVERY_S, (ended_s - began_s) / WRITING_SHARE)
+            self._next_write_s = time.monotonic() + WRITE_EVERY_S
 
     def save(self) -> None:
         states = {name: value.state_dict() for name, value in self._values.items() if _has_state_dict(value)}

@@ -8,7 +8,7 @@ gradients (`nn.Embedding(sparse=True)`) after the first backward pass; these are
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,6 @@ BUCKET_BYTES = 25_000_000
 FIRST_BYTES = 1_000_000  # so that the first is sent early in the backward pass
 Parameters = list[Parameter]
 NamedParameters = Iterable[tuple[str, Parameter]] | None
-Groups = int | Sequence[Sequence[Parameter]]
 
 
 def DistributedOptimizer(
@@ -37,13 +36,14 @@ def DistributedOptimizer(
     op: ops.Operation = ops.Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: Groups | None = None,
+    groups: Any = None,
     sparse_as_dense: bool = False,
     process_set: AnySet = None,
 ) -> Any:
     """Return an optimiser of a class derived from that of `optimizer`, with the same groups and state.
 
-    `gradient_predivide_factor` splits the averaging: divide by it before the sum, by the rest after.
+    `gradient_predivide_factor` splits the averaging: divide by it before the sum, by the rest after. `num_groups` and
+    `groups` have no effect: buckets are filled by size.
     """
     require_global_set(process_set)
     if not isinstance(optimizer, Optimizer):
@@ -55,8 +55,6 @@ def DistributedOptimizer(
         raise UserError(f"op=hvd.{op.value}: gradients are summed or averaged; use hvd.Sum or hvd.Average")
     if gradient_predivide_factor != 1.0 and op is not ops.Average:
         raise UserError("gradient_predivide_factor= divides an average; use it with op=hvd.Average")
-    if backward_passes_per_step < 1:
-        raise UserError(f"backward_passes_per_step={backward_passes_per_step}; use 1 or more")
     names = _read_names(optimizer, named_parameters)
     rule = ops.ReduceRule(op, 1 / gradient_predivide_factor, gradient_predivide_factor)
     kind: Any = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
@@ -64,8 +62,7 @@ def DistributedOptimizer(
     # An existing scheduler has replaced `step` of the old object by one that is bound to it.
     new.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     new._parameter_names = names
-    passes, asked = backward_passes_per_step, groups or num_groups
-    new.exchange = GradientExchange(new, rule, compression, passes, asked, sparse_as_dense)
+    new.exchange = GradientExchange(new, rule, compression, backward_passes_per_step, sparse_as_dense)
     return new
 
 
@@ -75,8 +72,6 @@ def _read_names(optimizer: Optimizer, named_parameters: NamedParameters) -> dict
         groups = enumerate(group["params"] for group in optimizer.param_groups)
         return {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group)}
     pairs = list(named_parameters)
-    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        raise UserError("named_parameters= takes pairs of name and parameter; give model.named_parameters()")
     if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
         raise UserError(f"named_parameters= has several of the name {join_names(twice)}; names must differ")
     named = {parameter: name for name, parameter in pairs}
@@ -124,14 +119,12 @@ class GradientExchange:
         rule: ops.ReduceRule,
         compression: type[ops.Compressor],
         passes: int,
-        groups: Groups,
         sparse_as_dense: bool,
     ) -> None:
         self.rule, self.compression, self.passes, self.sparse_as_dense = rule, compression, passes, sparse_as_dense
         self.fresh = False  # the gradients are those of all ranks
         every = [parameter for parameter in _list_parameters(optimizer) if parameter.requires_grad]
         self.left = dict.fromkeys(every, passes)
-        self.groups = groups
         self.sparse: set[Parameter] = set()
         self.buckets: list[Parameters] = []
         self.agreed = False  # on which gradients are sparse
@@ -185,7 +178,7 @@ class GradientExchange:
         sparse = ops.start_reduce(mine.to(torch.uint8), ops.ReduceRule(ops.Max)).wait().tolist()
         self.sparse = {parameter for parameter, is_sparse in zip(every, sparse, strict=True) if is_sparse}
         in_buckets = [parameter for parameter in every if self.sparse_as_dense or parameter not in self.sparse]
-        self.buckets = group_into_buckets(in_buckets, self.groups)
+        self.buckets = fill_buckets(in_buckets)
         self.agreed = True
 
     def _send_next_bucket(self) -> None:
@@ -213,30 +206,15 @@ def _sparse_gradient(parameter: Parameter) -> Tensor:
     return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
 
 
-def group_into_buckets(every: Parameters, groups: Groups) -> list[Parameters]:
-    """Group parameters, last first: by given groups, into their number, or up to the bucket size."""
-    backwards = every[::-1]
-    if isinstance(groups, int):
-        each = -(-len(backwards) // groups) if groups else 0
-        return _split_by_type(backwards, lambda bucket: groups and len(bucket) >= each)
-    asked = {id(parameter): number for number, group in enumerate(groups) for parameter in group}
-    parts: dict[int, Parameters] = {}
-    for parameter in backwards:
-        parts.setdefault(asked.get(id(parameter), -1), []).append(parameter)
-    rest = _split_by_type(parts.pop(-1, []), lambda bucket: False)
-    return [bucket for part in parts.values() for bucket in _split_by_type(part, None)] + rest
-
-
-def _split_by_type(parameters: Parameters, full: Callable[[Parameters], Any] | None) -> list[Parameters]:
-    """Split into buckets of one dtype and device each, of any size without `full`."""
+def fill_buckets(every: Parameters) -> list[Parameters]:
+    """Group parameters, last first, into buckets of one dtype and device up to the bucket size."""
     buckets: list[Parameters] = []
     held = 0
-    for parameter in parameters:
+    for parameter in reversed(every):
         last = buckets[-1] if buckets else []
         alike = last and (parameter.dtype, parameter.device) == (last[0].dtype, last[0].device)
         most = BUCKET_BYTES if len(buckets) > 1 else FIRST_BYTES
-        too_large = full is not None and (held + parameter.nbytes > most or full(last))
-        if not alike or too_large:
+        if not alike or held + parameter.nbytes > most:
             buckets.append([])
             held = 0
         buckets[-1].append(parameter)

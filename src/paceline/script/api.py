@@ -1,12 +1,10 @@
 """The run that a script gets from `with paceline.run(…) as run`, and checks of what it passes."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy, deepcopy
 from numbers import Real
-from pathlib import Path
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -18,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from paceline.config import SCRIPT_OBJECT, RunSpec, Train
 from paceline.errors import UserError
+from paceline.script.workload import MISUSE
 from paceline.trainer.checkpoint.reader import Stateful
 
 Schedule = Callable[[int, int], float]
@@ -102,10 +101,6 @@ MEAN_REDUCTION = 1
 TRANSPARENT_NODES = ("ToCopyBackward", "CloneBackward", "ViewBackward", "SqueezeBackward", "AliasBackward", "_DDPSink")
 OPTIMIZER_KEYS = ("optimizer", "optimizer_state", "weights", "lr", "weight_decay", "beta1", "beta2", "momentum")
 """Keys of `train` without effect on an optimiser of the script."""
-
-
-MISUSE = json.loads(Path(__file__).with_name("misuse.json").read_text(encoding="utf-8"))
-"""Messages by call and problem."""
 
 
 def misuse_error(call: str, problem: str, **values: object) -> UserError:
@@ -193,10 +188,8 @@ class ModelView:
 def check_pair(prepared: bool, model: Any, optimizer: Any, others: tuple[Any, ...]) -> None:
     if prepared or others or isinstance(optimizer, list | tuple | dict):
         raise misuse_error("run.prepare", "several")
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) or isinstance(model, DistributedDataParallel):
         raise misuse_error("run.prepare", "no module", kind=type(model).__name__)
-    if isinstance(model, DistributedDataParallel):
-        raise misuse_error("run.prepare", "wrapped")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise misuse_error("run.prepare", "no optimizer", kind=type(optimizer).__name__)
 

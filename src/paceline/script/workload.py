@@ -5,6 +5,7 @@ Its model, data and loss are found by running it until it passes them to its run
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import runpy
@@ -26,13 +27,8 @@ if TYPE_CHECKING:
 
     from paceline.script.api import ScriptRun
 
-NO_RUN_TEXT = """{name} never asked for a batch; a script without a step has nothing to train. Write its loop as
-  with paceline.run() as run:
-      model, optimizer = run.prepare(model, optimizer)
-      for x, y in run.batches(train_set):
-          run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))
-To measure it as it is:  paceline measure -- python {name}
-To submit it as it is:  paceline submit --gpus-per-node 1 --time 2h -- python {name}"""
+MISUSE = json.loads(Path(__file__).with_name("misuse.json").read_text(encoding="utf-8"))
+"""Messages by call and problem."""
 
 
 class InjectedRun(Protocol):
@@ -56,7 +52,8 @@ def get_injected_run() -> InjectedRun | None:
 
 
 def build_no_run_error(spec: RunSpec) -> UserError:
-    return UserError(NO_RUN_TEXT.format(name=Path(spec.workload).name), code="invalid-workload", key="run.batches")
+    text = "\n".join(MISUSE["script"]["no run"]).format(name=Path(spec.workload).name)
+    return UserError(text, code="invalid-workload", key="run.batches")
 
 
 def execute_script(spec: RunSpec, run: InjectedRun) -> None:

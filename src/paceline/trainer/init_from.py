@@ -91,15 +91,13 @@ def _open_folder(path: Path) -> "SafetensorsWeights":
 
 def _read_index(path: Path, index: Path) -> list[Path]:
     try:
-        parts = sorted(set(map(Path, json.loads(read_text(index))["weight_map"].values())))
+        files = sorted({path / Path(part).name for part in json.loads(read_text(index))["weight_map"].values()})
+        missing = [file.name for file in files if not file.is_file()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise weights_error(path, f"{index.name} is not an index of safetensors files") from None
-    if not parts:
-        raise weights_error(path, f"{index.name} names no file")
-    for part in parts:
-        if part.name != str(part) or not (path / part).is_file():
-            raise weights_error(path, f"{index.name} names {part}, which does not exist")
-    return [path / part for part in parts]
+    if missing or not files:
+        raise weights_error(path, f"{index.name} names {''.join(missing[:1]) or 'no file'}, which does not exist")
+    return files
 
 
 def _reject_pickle(file: Path) -> UserError:

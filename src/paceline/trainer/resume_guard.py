@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,13 @@ def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
         "spec": collect_determining_values(workload.spec),
         "length": length_of(workload.spec.train),
         "data": workload.fingerprint(),
-        **describe_code(workload.spec),
+        "code": hash_user_files(workload.spec),
     }
 
 
-def describe_code(spec: RunSpec) -> dict[str, Any]:
-    """Return hashes of the user's files, by name, and of a workload from a package."""
-    code = {name: hash_files([file]) for name, file in find_user_files(spec).items()}
-    return {"code": code, "workload": hash_files(sorted(list_workload_files(spec)))}
+def hash_user_files(spec: RunSpec) -> dict[str, str]:
+    """Return hashes of the user's files, by name."""
+    return {name: hash_files([file]) for name, file in find_user_files(spec).items()}
 
 
 def collect_determining_values(spec: RunSpec) -> dict[str, Any]:
@@ -78,9 +76,9 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
         raise _conflict_error("data.path", f"{run.path} was started on other data; bring them back, or start a new run")
     _check_same_length(run, sealed, step)
     check_same_values(run, workload.spec, sealed, step)
-    now = describe_code(workload.spec)
+    now = hash_user_files(workload.spec)
     for name, file in find_user_files(workload.spec).items():
-        if sealed.get("code", {}).get(name, digest := now["code"][name]) == digest:
+        if sealed.get("code", {}).get(name, digest := now[name]) == digest:
             continue
         if file.is_relative_to(run.path):  # the run's own copy, when what it began with is gone
             continue
@@ -89,8 +87,6 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
             line = f"paceline train --resume {shlex.quote(str(run.path))} --changed-code"
             raise _conflict_error("workload", f"{changed}; bring it back, or resume with it as it is now:  {line}")
         log(f"{changed}; the run continues with it as it is now")
-    if sealed.get("workload", now["workload"]) != now["workload"]:
-        log(f"the code of {workload.spec.workload} is another version than at step {step}; results may differ slightly")
 
 
 def _check_same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> None:
@@ -153,14 +149,6 @@ def _read_newest_answer(run: RunDir) -> tuple[Mapping[str, Any], int]:
             checkpoint = verify_checkpoint(path, checksums=False)
             return checkpoint.meta.get(ANSWER_KEY, {}), checkpoint.step
     return {}, 0
-
-
-def list_workload_files(spec: RunSpec) -> list[Path]:
-    """List the files of a workload that comes with Paceline or with an installed package."""
-    if get_user_module(spec.workload):
-        return []
-    module = find_spec(find_entry(spec.workload).run.partition(":")[0])
-    return list(Path(module.origin).parent.glob("*.py")) if module is not None and module.origin else []
 
 
 def length_of(train: Train) -> tuple[str, int]:

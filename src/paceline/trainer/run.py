@@ -135,8 +135,6 @@ def open_run(
     with translate_failures(spec):
         workload = workload or build_workload(spec)
         workload.suits(layout)
-        if isinstance(workload, Workload):
-            _import_ahead(spec, layout)
         workload.prepare(log)
         for line in describe_division(workload, layout):
             log(line)
@@ -147,17 +145,6 @@ def open_run(
         if run is not None:
             check_same_answer(run, workload, log, changed_code)
     return run or RunDir.claim(out, spec.name, spec, exactly=exactly), workload
-
-
-def _import_ahead(spec: RunSpec, layout: Layout) -> None:
-    """Import DCP while data are prepared, if steps will be fast and no worker processes are forked."""
-    import torch
-
-    if layout.ranks == 1 and layout.plain and not hasattr(spec.data, "workers") and torch.cuda.is_available():
-        from paceline.trainer import setup  # noqa: F401 - before the thread imports
-        from paceline.trainer.checkpoint import writer
-
-        writer.start_import()
 
 
 def fit_to_launcher(spec: RunSpec, rank_info: RankInfo) -> RunSpec:

@@ -28,7 +28,6 @@ from paceline.runlog.progress import PauseSchedule
 from paceline.runlog.timers import build_timer
 from paceline.trainer import engines
 from paceline.trainer.agreement import check_samples_agree
-from paceline.trainer.checkpoint import writer
 from paceline.trainer.context import Job, JobFacts, RunContext
 from paceline.trainer.evaluation import HeldOut
 from paceline.trainer.explain import SHARED_DEVICE_NOTE, describe_evaluation, list_equations, make_example
@@ -76,14 +75,10 @@ def build_gradient_job(context: RunContext, workload: Workload) -> GradientJob:
         setup = replace(setup, begin=start, begins_whole=start.gives_all)
     setup = replace(setup, example=partial(make_example, samples))
     torch.manual_seed(train.seed)
-    if execution.compiled_layers:
-        writer.finish_import()
     if spec.parallel.engine == "torch":
         step, execution = settle_execution(setup, samples, order, steps)
     else:
         step, execution = engines.start_engine(setup, context), setup.execution
-    if execution.recorded and not execution.compiled:
-        writer.start_import()
     step.notice = context.notice
     return build_job_around(step, execution, context, samples, order, start, held_out)
 
@@ -267,7 +262,6 @@ def build_recorded_step(
 
     compiled = None
     if execution.compiled_whole:
-        writer.finish_import()
         model, compilation = step.state.model.unwrapped, Compilation(notice)
         options: dict[str, Any] = {} if one_shape else {"options": get_compiler_options()}
         compiled = compilation.wrap(model, dynamic=not one_shape, **options)

@@ -397,7 +397,7 @@ def test_accelerate_options_replace_file(tmp_path):
 
 WARM = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 10, "total_num_steps": 100}
 LONG = {"total_num_steps": 9999}
-CYCLE = {"cycle_min_lr": 1e-6, "cycle_max_lr": 3e-3, "cycle_first_step_size": 8, "cycle_momentum": False}
+LONG_WARM = {"warmup_num_steps": 10}
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ CYCLE = {"cycle_min_lr": 1e-6, "cycle_max_lr": 3e-3, "cycle_first_step_size": 8,
         ({"type": "SGD"}, {"type": "WarmupDecayLR", "params": WARM}),
         ({"type": "Adam", "params": {"adam_w_mode": False}}, {"type": "WarmupDecayLR", "params": LONG}),
         ({"type": "AdamW", "params": {"lr": 1e-3}}, {"type": "WarmupCosineLR", "params": LONG}),
-        ({"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.8, 0.9]}}, {"type": "OneCycle", "params": CYCLE}),
+        ({"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.8, 0.9]}}, {"type": "WarmupLR", "params": LONG_WARM}),
     ],
 )
 def test_an_adopted_file_agrees_with_deepspeeds_own(tmp_path, optimizer, scheduler):

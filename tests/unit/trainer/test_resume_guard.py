@@ -8,7 +8,7 @@ import pytest
 from paceline import resume, train, trust
 from paceline.config import build_spec
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.resume_guard import collect_determining_values, find_user_files, list_workload_files
+from paceline.trainer.resume_guard import collect_determining_values, find_user_files
 from results import expect_error
 
 OWN = """
@@ -118,7 +118,6 @@ def test_what_determines_an_answer(small):
     assert collect_determining_values(small) == collect_determining_values(same)
     for key, value in (("train.seed", 1), ("model.width", 64), ("data.limit", 7), ("parallel.reduce", "bf16")):
         assert collect_determining_values(small) != collect_determining_values(small.replace({key: value})), key
-    assert {"workload.py", "sections.py"} <= {file.name for file in list_workload_files(small)}
 
 
 def test_files_of_one_name_and_run_files_are_told_apart(tmp_path):

@@ -12,12 +12,9 @@ import errno
 import json
 import math
 import shutil
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, TypeVar, cast
@@ -245,22 +242,6 @@ def _delete_checkpoint(path: Path) -> None:
         shutil.rmtree(doomed)
     path.rename(doomed)
     shutil.rmtree(doomed)
-
-
-_threads: list[threading.Thread] = []
-
-
-def start_import() -> None:
-    """Import DCP in a thread, unless the compiler is imported, which imports the same parts."""
-    if not _threads and "torch._dynamo" not in sys.modules:
-        name = "paceline.trainer.checkpoint.dcp_files"
-        _threads.append(threading.Thread(target=import_module, args=(name,), name="paceline-import", daemon=True))
-        _threads[0].start()
-
-
-def finish_import() -> None:
-    for thread in _threads:
-        thread.join()
 
 
 def is_due(step: int, every: int, epoch_end: bool) -> bool:

@@ -9,7 +9,8 @@ from paceline.layout import Layout
 from paceline.trainer.engines import user_config
 
 ACCELERATE_FILE = "accelerate.yaml"
-REJECTED: dict[str, str] = user_config.read_tables("accelerate")["rejected"]
+TABLES = user_config.read_tables("accelerate")
+REJECTED: dict[str, str] = TABLES["rejected"]
 LAUNCHED = "ACCELERATE_MIXED_PRECISION"  # set by `accelerate launch` in every process it starts
 RESHARDS = {"zero2": False, "fsdp": True}
 """FSDP2 strategies, and whether a layer is freed after its forward pass; zero3 is fsdp."""
@@ -43,31 +44,18 @@ def check_accelerate(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) 
 
 def _check_launch(spec: RunSpec, layout: Layout, environ: Mapping[str, str]) -> None:
     """Raise UserError if the options of `accelerate launch` contradict the run file."""
-    if "RANK" not in environ and "OMPI_COMM_WORLD_RANK" not in environ and "PMI_RANK" not in environ:
-        if "MASTER_ADDR" in environ:
-            lines = "paceline train … parallel.ranks=N  or  torchrun --nproc-per-node N -m paceline train …"
-            reason = "was asked for several processes and started one (--cpu --num_processes N does that)"
-            raise UserError(f"accelerate launch {reason}; type  {lines}")
-        if (n := spec.parallel.ranks) > 1:
-            line = f"leave it out, or type  accelerate launch --multi_gpu --num_processes {n} -m paceline train …"
-            raise UserError(f"parallel.ranks={n}, but accelerate launch started one process; {line}")
-    wanted = _mixed_precision(spec)
+    alone = not any(name in environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+    if alone and (spec.parallel.ranks > 1 or "MASTER_ADDR" in environ):
+        lines = "paceline train … parallel.ranks=N  or  torchrun --nproc-per-node N -m paceline train …"
+        reason = "started one process for several ranks (--cpu --num_processes N does that)"
+        raise UserError(f"accelerate launch {reason}; type  {lines}")
+    wanted, reshards = _mixed_precision(spec), str(RESHARDS.get(layout.strategy)).lower()
     allowed_values = {
-        LAUNCHED: (("no", wanted), f"--mixed_precision {wanted}"),
-        "ACCELERATE_USE_FSDP": (("false", "true") if is_sharding(layout) else ("false",), "no --use_fsdp"),
-        "ACCELERATE_USE_DEEPSPEED": (("false",), "no --use_deepspeed"),
-        "ACCELERATE_USE_MEGATRON_LM": (("false",), "no --use_megatron_lm"),
-        "ACCELERATE_DYNAMO_BACKEND": (("no",), "no --dynamo_backend"),
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (("1",), "no --gradient_accumulation_steps"),
+        LAUNCHED: [["no", wanted], f"--mixed_precision {wanted}"],
+        "ACCELERATE_USE_FSDP": [["false", "true"] if is_sharding(layout) else ["false"], "no --use_fsdp"],
+        "FSDP_RESHARD_AFTER_FORWARD": [[reshards], f"--fsdp_reshard_after_forward {reshards}"],
+        **TABLES["launch"],
     }
-    if is_sharding(layout) and environ.get("ACCELERATE_USE_FSDP") == "true":
-        again = str(RESHARDS[layout.strategy]).lower()
-        allowed_values |= {
-            "FSDP_VERSION": (("2",), "--fsdp_version 2"),
-            "FSDP_RESHARD_AFTER_FORWARD": ((again,), f"--fsdp_reshard_after_forward {again}"),
-            "FSDP_OFFLOAD_PARAMS": (("false",), "no --fsdp_offload_params"),
-            "FSDP_ACTIVATION_CHECKPOINTING": (("false",), "no --fsdp_activation_checkpointing"),
-        }
     for name, (allowed, remedy) in allowed_values.items():
         if environ.get(name, allowed[0]).lower() not in allowed:
             says = f"accelerate launch says {name}={environ[name]}, but the run file says otherwise"

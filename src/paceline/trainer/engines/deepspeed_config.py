@@ -19,7 +19,7 @@ STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 SECTIONS = ("optimizer", "scheduler", "fp16")
 TABLES = user_config.read_tables("deepspeed")
 NUMBERS = {*TABLES["integers"], *TABLES["floats"]}
-MAY_BE_NULL = (".warmup_max_lr", ".cycle_second_step_size")  # that DeepSpeed derives
+MAY_BE_NULL = ".warmup_max_lr"  # DeepSpeed derives it
 LARGEST_POWER = 100  # of two, in a loss scale: fp32 ends at 127
 
 
@@ -234,9 +234,6 @@ def _translate_scheduler(config: Mapping[str, Any]) -> Iterator[Meaning]:
             yield Meaning(f"scheduler.params.{name}", value, note="scheduler.type says it", refusal=refusal)
         return
     yield Meaning(at, kind, {"train.schedule": shapes[kind]})
-    if kind == "OneCycle":
-        yield from _translate_one_cycle(params)
-        return
     values = {**TABLES["scheduler_defaults"][kind], **params}
     begin = _derive_lowest_lr(config, kind, values)
     for name, value in values.items():
@@ -260,34 +257,6 @@ def _derive_lowest_lr(config: Mapping[str, Any], kind: str, params: Mapping[str,
         raise ValueError(f"scheduler.params.warmup_min_lr: {low} needs warmup_max_lr beside it")
     share = low / peak if low and low != AUTO else 0.0
     return {"train.warmup_from": share} | ({"train.final_lr": share} if kind == "WarmupDecayLR" else {})
-
-
-def _translate_one_cycle(params: Mapping[str, Any]) -> Iterator[Meaning]:
-    """Translate OneCycle to a warm-up and a linear decay, if the run ends with the cycle."""
-    low, high = params.get("cycle_min_lr") or 0.0, params.get("cycle_max_lr") or 0.0
-    first = params.get("cycle_first_step_size") or 2000
-    second = params.get("cycle_second_step_size") or first
-    if AUTO in (low, high, first, second):
-        raise ValueError("scheduler.params: a OneCycle has its rates and sizes as numbers, not auto")
-    share = low / high if high else 0.0
-    keys: dict[str, dict[str, Any]] = {
-        "cycle_min_lr": {"train.warmup_from": share, "train.final_lr": share},
-        "cycle_max_lr": {"train.lr": high},
-        "cycle_first_step_size": {"train.warmup_steps": first, "train.warmup_shape": "linear"},
-        "cycle_second_step_size": {"train.steps": first + second},
-    }
-    for name in [name for name in keys if high and name not in params]:
-        yield Meaning(f"scheduler.params.{name}", first if "size" in name else 0.0, keys[name], given=False)
-    cycles = params.get("cycle_momentum", True)
-    refusal = "momentum does not cycle here: say cycle_momentum false" if cycles else ""
-    yield Meaning("scheduler.params.cycle_momentum", cycles, {}, "it stays", refusal, "cycle_momentum" in params)
-    for name, value in params.items():
-        at = f"scheduler.params.{name}"
-        if name in keys:
-            yield Meaning(at, value, keys[name])
-        elif name != "cycle_momentum":
-            why = "" if not value else "the run ends with its cycle, which has no stairs"
-            yield Meaning(at, value, note="it is 0", refusal=why)
 
 
 def _translate_fp16(config: Mapping[str, Any]) -> Iterator[Meaning]:
