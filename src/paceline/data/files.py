@@ -145,22 +145,11 @@ def open_text(path: Path) -> Iterator[TextIO]:
         with _open_bytes(path) as raw:
             encoding = "UTF-16" if raw.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "LATIN1"
         command = f"iconv -f {encoding} -t UTF-8 {path.name} > utf8-{path.name}"
-        raise invalid_format(f"{path} {_find_invalid_line(path)}: not UTF-8; convert it with  {command}") from None
+        raise invalid_format(f"{path}: not UTF-8; convert it with  {command}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _gzip_error(path, error) from None
     except OSError as error:
         raise unreadable_error(path, error) from None
-
-
-def _find_invalid_line(path: Path) -> str:
-    """Search for the line that is not UTF-8: decoding is a buffer ahead of the rows."""
-    with _open_bytes(path) as raw:
-        for number, line in enumerate(raw, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                return f"line {number} (byte {line[error.start]:#04x})"
-    return ""
 
 
 def iter_lines(path: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat, takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -107,9 +107,10 @@ class Loader:
                 yield replace(batch, data_s=batch.load_s)
             return
         loaded = map_in_order(self.load, groups, count_workers(self.samples))
-        ready = iterate_ahead(loaded, AHEAD if self.at_once == 1 else AHEAD // 2)
+        ahead = AHEAD if self.at_once == 1 else AHEAD // 2
+        ready = map_in_order(lambda _: next(loaded, []), repeat(None), 1, ahead)
         began = time.perf_counter()
-        for some in ready:
+        for some in takewhile(bool, ready):
             yield replace(some[0], data_s=time.perf_counter() - began)
             yield from some[1:]
             began = time.perf_counter()
@@ -135,26 +136,16 @@ def iter_batches(samples: Samples, wanted: Iterable[IdsAndKeys]) -> Iterator[Any
     return map_in_order(lambda request: samples.batch(*request), wanted, count_workers(samples))
 
 
-def iterate_ahead(items: Iterator[Made], most: int) -> Iterator[Made]:
-    """Yield the items, at most so many of them made ahead, by one thread."""
-    with ThreadPoolExecutor(1, "paceline-data") as thread:
-        begun = deque(thread.submit(next, items, None) for _ in range(most))
-        try:
-            while (item := begun.popleft().result()) is not None:
-                begun.append(thread.submit(next, items, None))
-                yield item
-        finally:
-            thread.shutdown(cancel_futures=True)
-
-
-def map_in_order(make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: int) -> Iterator[Made]:
-    """Yield `make(x)` of each in order: ahead, in so many threads, or lazily without threads."""
+def map_in_order(
+    make: Callable[[Wanted], Made], wanted: Iterable[Wanted], threads: int, ahead: int = 0
+) -> Iterator[Made]:
+    """Yield `make(x)` of each in order: `ahead` of the caller (else two per thread), or lazily without threads."""
     if not threads:
         yield from map(make, wanted)
         return
     wanted = iter(wanted)
     with ThreadPoolExecutor(threads, "paceline-worker") as pool:
-        begun: deque[Future[Made]] = deque(pool.submit(make, item) for item in islice(wanted, 2 * threads))
+        begun: deque[Future[Made]] = deque(pool.submit(make, item) for item in islice(wanted, ahead or 2 * threads))
         try:
             while begun:
                 made = begun.popleft().result()

@@ -1,4 +1,4 @@
-"""Read tables (csv, tsv, jsonl, Parquet; text may be gzip): all rows, or chosen columns, one row or batch at a time."""
+"""Read tables (csv, tsv, jsonl, Parquet; text may be gzip): all rows, or chosen columns, one row at a time."""
 
 import csv
 import json
@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from paceline.data.files import check_file, invalid_data, invalid_format, iter_lines
+from paceline.data.files import check_file, invalid_format, iter_lines
 from paceline.errors import UserError, did_you_mean, get_first_line, join_names, not_installed
 from paceline.io.files import check_regular
 
@@ -48,8 +46,8 @@ def locate_row(file: Path, kind: str, number: int) -> str:
     return f"{file} {'line' if kind == 'jsonl' else 'row'} {number}"
 
 
-def iter_rows(file: Path, kind: str, names: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield every row by column name. `names` are the columns of a csv or tsv file without a header."""
+def iter_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield every row by column name."""
     if kind == "parquet":
         with open_parquet(file) as opened:
             for batch in opened.iter_batches(PARQUET_BATCH_ROWS, use_threads=False):
@@ -57,16 +55,14 @@ def iter_rows(file: Path, kind: str, names: Sequence[str] | None = None) -> Iter
     elif kind == "jsonl":
         yield from (row for _, row in iter_json_objects(file))
     else:
-        header, records = open_csv(file, kind, names)
+        header, records = open_csv(file, kind)
         for number, fields in records:
             if len(fields) != len(header):
                 raise _row_length_error(file, number, fields, header)
             yield dict(zip(header, fields, strict=True))
 
 
-def iter_columns(
-    file: Path, kind: str, wanted: Mapping[str, str], allow_repeated_header: bool = False
-) -> Iterator[tuple[int, tuple[Any, ...]]]:
+def iter_columns(file: Path, kind: str, wanted: Mapping[str, str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """Yield (row number, values of the wanted columns) of every row; `wanted` is as in `check_columns`."""
     names = list(wanted.values())
     if kind == "parquet":
@@ -80,7 +76,7 @@ def iter_columns(
             check_columns(wanted, row, f"{file} line {number}")
             yield number, tuple(row[name] for name in names)
     else:
-        header, records = open_csv(file, kind, allow_repeated_header=allow_repeated_header)
+        header, records = open_csv(file, kind)
         check_columns(wanted, header, file)
         places = [header.index(name) for name in names]
         for number, fields in records:
@@ -110,14 +106,12 @@ def _replace_surrogates(value: Any) -> Any:
 
 
 def open_csv(
-    file: Path, kind: str = "csv", names: Sequence[str] | None = None, allow_repeated_header: bool = False
+    file: Path, kind: str = "csv", names: Sequence[str] | None = None
 ) -> tuple[Sequence[str], Iterator[tuple[int, list[str]]]]:
     """Return the header (`names`, if the file has none) and (row number from 1, fields) of every record."""
     tabs = kind == "tsv" or ".tsv" in file.suffixes[-2:]
     records = _iter_csv_records(file, "\t" if tabs else ",")
     header = next(records, []) if names is None else names
-    if names is None and not allow_repeated_header:
-        records = _reject_repeated_header(records, header, file)
     return header, enumerate(records, 1)
 
 
@@ -129,14 +123,6 @@ def _iter_csv_records(file: Path, delimiter: str) -> Iterator[list[str]]:
     except csv.Error as error:
         where = f"{file} near line {reader.line_num}"
         raise invalid_format(f"{where}: not valid csv ({error}); write a quote inside a quoted field twice") from None
-
-
-def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str], file: Path) -> Iterator[list[str]]:
-    """Reject the header as a row, which it is in files that were concatenated."""
-    for number, fields in enumerate(records, 1):
-        if fields == header:
-            raise invalid_format(f"{file} row {number} repeats the header; remove it")
-        yield fields
 
 
 def _row_length_error(file: Path, number: int, fields: Sequence[str], header: Sequence[str]) -> UserError:
@@ -160,77 +146,6 @@ def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
     except (pyarrow.ArrowException, OSError) as error:
         reason = get_first_line(error)
         raise UserError(f"{path}: not a readable Parquet file ({reason}); copy it again", code="unreadable") from None
-
-
-class Columns:
-    """A table in memory, by column; row i of each column belongs to sample i."""
-
-    def __init__(self, path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-        self.path, self.columns = path, columns
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def texts(self, name: str) -> list[str]:
-        return ["" if value is None else _format_value(value) for value in self._require_column(name)]
-
-    def numbers(self, *names: str) -> np.ndarray:
-        return np.stack([self._parse_numbers(name) for name in names], axis=1)
-
-    def categories(self, *names: str) -> dict[str, list[str]]:
-        return {name: sorted(set(self.texts(name))) for name in names}
-
-    def codes(self, categories: Mapping[str, Sequence[str]]) -> np.ndarray:
-        """Return columns as the index of each text among its categories, those of the training split for all splits."""
-        return np.stack([self._parse_categories(name, words) for name, words in categories.items()], axis=1)
-
-    def _parse_categories(self, name: str, words: Sequence[str]) -> np.ndarray:
-        index = {word: number for number, word in enumerate(words)}
-        texts = self.texts(name)
-        for row, text in enumerate(texts, 1):
-            if text not in index:
-                unknown = f"not one of {len(index)} categories{did_you_mean(text, index)}"
-                raise invalid_data(f"{self.path} row {row}: {name!r} is {text!r}, {unknown}", name)
-        return np.array([index[text] for text in texts], np.int64)
-
-    def _parse_numbers(self, name: str) -> np.ndarray:
-        numbers = np.empty(len(self), np.float32)
-        for row, value in enumerate(self._require_column(name)):
-            try:
-                number = float(value)
-            except (TypeError, ValueError, OverflowError):
-                number = math.nan
-            if not math.isfinite(number):
-                given = "missing" if value in (None, "") else f"{value!r:.60}"
-                raise invalid_data(f"{self.path} row {row + 1}: {name!r} is {given}, expected a number", name)
-            numbers[row] = number
-        return numbers
-
-    def _require_column(self, name: str) -> Sequence[Any]:
-        check_columns({"": name}, self.columns, self.path)
-        return self.columns[name]
-
-
-def read_table(path: str | Path, names: Sequence[str] | None = None) -> Columns:
-    """Read a whole table into memory. `names` are the columns of a csv or tsv file without a header."""
-    file, kind = check_table(Path(path), "read_table")
-    columns: dict[str, list[Any]] = {}
-    for before, row in enumerate(iter_rows(file, kind, names)):
-        if kind in ("csv", "tsv"):
-            row = {name.strip(): value.strip() for name, value in row.items()}
-        for name in row:
-            if name not in columns:
-                columns[name] = [None] * before
-        for name, column in columns.items():
-            column.append(row.get(name))
-    if not columns:
-        raise invalid_data(f"{file}: there are no rows")
-    return Columns(file, columns)
-
-
-def _format_value(value: Any) -> str:
-    """Format a value so that 3 is the same text from every kind of file."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def format_label(value: Any) -> str:

@@ -218,8 +218,6 @@ def test_ag_news_in_its_original_layout(tmp_path):
     assert source.classes() == ("World", "Sports", "Business", "Sci/Tech")
     assert list(source.train()) == [('Oil\'s up A "big" rise to $50', 2), ("x y", 3)]
     assert list(source.test()) == [("a b", 0)]
-    (tmp_path / "classes.txt").write_text("w\ns\nb\nt\n")
-    assert open_source(TextData(source="ag_news", path=tmp_path)).classes() == ("w", "s", "b", "t")
 
 
 @pytest.mark.parametrize(

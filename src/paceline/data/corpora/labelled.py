@@ -7,7 +7,7 @@ import html
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +25,6 @@ from paceline.data.files import (
     hash_text,
     invalid_data,
     invalid_format,
-    iter_lines,
 )
 from paceline.data.tables import iter_columns, locate_row, open_csv
 from paceline.errors import did_you_mean, missing_value, reject_value
@@ -82,14 +81,12 @@ def _open_docstrings(data: Any, looking: bool) -> LabelledSource:
 def _open_ag_news(data: Any, looking: bool) -> LabelledSource:
     _reject_keys(data, "test_path")
     train, test = find_ag_news_files(data.path)
-    classes = read_topics(train.parent)
 
     def fingerprint() -> str:
         content = hash_files_cached([train, test], expand_cache(data.cache), looking)
-        return _fingerprint_source(data, content, classes=classes, cleaning=CLEANING)
+        return _fingerprint_source(data, content, classes=TOPICS, cleaning=CLEANING)
 
-    train_rows, test_rows = (partial(iter_ag_news, file, classes) for file in (train, test))
-    return LabelledSource(train_rows, test_rows, fingerprint, lambda: classes)
+    return LabelledSource(lambda: iter_ag_news(train), lambda: iter_ag_news(test), fingerprint, lambda: TOPICS)
 
 
 @dataclass(frozen=True)
@@ -325,17 +322,7 @@ def find_ag_news_files(path: Path | None) -> tuple[Path, Path]:
     return check_file(files[0][0], "data.path"), check_file(files[1][0], "data.path")
 
 
-def read_topics(folder: Path) -> tuple[str, ...]:
-    file = folder / "classes.txt"
-    if not file.is_file():
-        return TOPICS
-    names = tuple(line.strip() for line in iter_lines(file) if line.strip())
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise invalid_data(f"{file}: {len(set(names))} distinct names, expected one per line: {', '.join(TOPICS)}")
-    return names
-
-
-def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+def iter_ag_news(path: Path) -> Iterator[Sample]:
     empty = True
     for number, fields in open_csv(path, names=COLUMNS)[1]:
         empty = False
@@ -343,9 +330,9 @@ def iter_ag_news(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[str, in
             raise invalid_format(f"{path} row {number} has {len(fields)} columns; AG News has 3: {', '.join(COLUMNS)}")
         given, title, description = fields
         label = int(given) if given.strip().isdecimal() else 0
-        if not 1 <= label <= len(classes):
+        if not 1 <= label <= len(TOPICS):
             hint = "; AG News has no header row" if number == 1 else ""
-            raise invalid_data(f"{path} row {number}: class {given!r} is not one of 1 to {len(classes)}{hint}")
+            raise invalid_data(f"{path} row {number}: class {given!r} is not one of 1 to {len(TOPICS)}{hint}")
         yield unescape_text(f"{title} {description}"), label - 1
     if empty:
         raise invalid_data(f"{path}: there are no rows; {EXPECTED}")

@@ -12,22 +12,9 @@ from paceline.config import RunSpec
 from paceline.data.prepared_table import PreparedTable, TableTarget, Task
 from paceline.errors import UserError
 from paceline.launch.environment import RankInfo
-from paceline.workloads.trees.sections import OBJECTIVES, TreesData, TreesModel
+from paceline.workloads.trees.sections import LIBRARIES, OBJECTIVES, TreesData, TreesModel
 
 REPLACED = str.maketrans(dict.fromkeys(' ",:[]{}', "_"))  # LightGBM rejects them in column names
-LIGHTGBM_NAMES = {
-    "learning_rate": "learning_rate",
-    "max_depth": "max_depth",
-    "max_leaves": "num_leaves",
-    "min_child_weight": "min_sum_hessian_in_leaf",
-    "min_child_samples": "min_data_in_leaf",
-    "gamma": "min_gain_to_split",
-    "reg_lambda": "lambda_l2",
-    "reg_alpha": "lambda_l1",
-    "colsample_bytree": "feature_fraction",
-    "subsample": "bagging_fraction",
-    "max_bin": "max_bin",
-}
 
 
 class BoostingJob:
@@ -46,12 +33,16 @@ class BoostingJob:
         edges = [count * number // self.rank_info.world for number in (rank, rank + 1)]
         return slice(*edges) if starts is None else slice(*np.append(starts, rows)[edges].tolist())
 
-    @property
-    def shared_parameters(self) -> dict[str, Any]:
-        """Return the parameters that both libraries call the same."""
-        weight = self.model.scale_pos_weight
-        found = {"seed": self.seed, **({"scale_pos_weight": weight} if weight != 1 else {})}
-        return found | ({"num_class": self.target.outputs} if self.target.task is Task.CLASSES else {})
+    def translate_parameters(self, library: str) -> dict[str, Any]:
+        """Return the section `model` as parameters of a library; those that are None are its own defaults."""
+        given = {name: getattr(self.model, key) for key, name in LIBRARIES[library].items()}
+        found = {name: value for name, value in given.items() if value is not None}
+        found["seed"] = self.seed
+        if self.model.scale_pos_weight != 1:
+            found["scale_pos_weight"] = self.model.scale_pos_weight
+        if self.target.task is Task.CLASSES:
+            found["num_class"] = self.target.outputs
+        return found
 
     def training_rows(self, rows: slice) -> dict[str, Any]:
         """Return some training rows under the libraries' names for their parts; they stay mapped."""
@@ -83,11 +74,10 @@ class LightGBMRounds:
         self.job = job
         model, target = job.model, job.target
         self.parameters = {
-            **{name: value for key, name in LIGHTGBM_NAMES.items() if (value := getattr(model, key)) is not None},
-            **job.shared_parameters,
+            **job.translate_parameters("lightgbm"),
             "bagging_freq": int(model.subsample < 1),
-            "objective": OBJECTIVES[target.task].lightgbm,
-            "metric": OBJECTIVES[target.task].lightgbm_loss,
+            "objective": OBJECTIVES[target.task]["lightgbm"],
+            "metric": OBJECTIVES[target.task]["lightgbm_loss"],
             "num_threads": job.threads,
             "deterministic": True,
             "force_row_wise": True,

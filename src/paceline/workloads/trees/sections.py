@@ -1,59 +1,26 @@
-"""Sections `model` and `data` of a run file of boosted trees, and the objectives both libraries support."""
+"""Sections `model` and `data` of a run file of boosted trees, and what the libraries call their keys."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from paceline.config.sections import Section, TableData, conflict_error, field
 from paceline.data.prepared_table import Task
+from paceline.io.safe_yaml import load_yaml
 
-
-class Objective(NamedTuple):
-    """What the libraries call an objective and its loss."""
-
-    xgboost: str
-    xgboost_loss: str
-    lightgbm: str
-    lightgbm_loss: str
-
-
-OBJECTIVES = {
-    Task.BINARY: Objective("binary:logistic", "logloss", "binary", "binary_logloss"),
-    Task.CLASSES: Objective("multi:softprob", "mlogloss", "multiclass", "multi_logloss"),
-    Task.NUMBER: Objective("reg:squarederror", "rmse", "regression", "l2"),
-    Task.COUNT: Objective("count:poisson", "poisson-nloglik", "poisson", "poisson"),
-    Task.RANKING: Objective("rank:ndcg", "ndcg", "lambdarank", "ndcg"),
-}
-BY_NAME = {name: task for task, known in OBJECTIVES.items() for name in (known.xgboost, known.lightgbm)}
+LIBRARIES: dict[str, Any] = load_yaml(Path(__file__).with_name("libraries.yaml").read_text(encoding="utf-8"))
+OBJECTIVES: dict[Task, dict[str, str]] = {Task(name): known for name, known in LIBRARIES["objectives"].items()}
+BY_NAME = {known[library]: task for task, known in OBJECTIVES.items() for library in ("xgboost", "lightgbm")}
 NAMES: Any = ("auto", *BY_NAME)
-
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 """Waiting threads sleep instead of spinning: rounds are ten times faster where processes share cores. Torch reads it
 when imported, which is after a run file is read; ranks inherit it."""
-LIBRARY_NAMES = {
-    "model.learning_rate": ("eta", "shrinkage_rate"),
-    "model.reg_lambda": ("lambda", "lambda_l2"),
-    "model.reg_alpha": ("alpha", "lambda_l1"),
-    "model.max_leaves": ("num_leaves",),
-    "model.subsample": ("bagging_fraction",),
-    "model.colsample_bytree": ("feature_fraction",),
-    "model.gamma": ("min_split_loss", "min_gain_to_split"),
-    "model.min_child_weight": ("min_sum_hessian_in_leaf",),
-    "model.min_child_samples": ("min_data_in_leaf",),
-    "train.steps": ("n_estimators", "num_boost_round", "num_iterations"),
-    "train.patience": ("early_stopping_rounds",),
-    "train.seed": ("seed", "random_state"),
-    "parallel.threads": ("nthread", "n_jobs", "num_threads"),
-    "parallel.device": ("device",),
-}
-FIXED = ("max_cat_to_onehot", "tree_method", "booster", "colsample_bylevel", "colsample_bynode")
-"""Parameters that would make the answer depend on the ranks or on a restart."""
-ONE_LIBRARY = {"grow_policy": "xgboost", "max_delta_step": "xgboost", "min_child_samples": "lightgbm"}
 
 
 class TreesModel(Section):
@@ -89,15 +56,15 @@ class TreesModel(Section):
     @classmethod
     def _translate_library_names(cls, values: Any) -> Any:
         for name in values if isinstance(values, Mapping) else ():
-            if here := next((key for key, names in LIBRARY_NAMES.items() if name in names), ""):
+            if here := next((key for key, names in LIBRARIES["names"].items() if name in names), ""):
                 raise conflict_error(f"model.{name}: here it is called {here}; type  {here}={values[name]}")
-            if name in FIXED:
+            if name in LIBRARIES["fixed"]:
                 raise conflict_error(f"model.{name}: the trees would depend on the ranks; leave it out")
         return values
 
     @model_validator(mode="after")
     def _check_library(self) -> TreesModel:
-        for name, library in ONE_LIBRARY.items():
+        for name, library in LIBRARIES["one_library"].items():
             if getattr(self, name) != type(self).model_fields[name].default and self.library != library:
                 raise conflict_error(f"model.{name} is for {library}, not model.library={self.library}; leave it out")
         return self

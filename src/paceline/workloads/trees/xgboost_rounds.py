@@ -35,8 +35,6 @@ from paceline.workloads.trees.sections import OBJECTIVES
 
 PAGE_BYTES = 1 << 27
 PREDICTED_ROWS = 1 << 14
-PARAMETERS = ["learning_rate", "max_depth", "max_leaves", "min_child_weight", "reg_lambda", "max_bin", "gamma"]
-PARAMETERS += ["reg_alpha", "max_delta_step", "colsample_bytree", "grow_policy"]
 BASE_PARAMETERS = ("objective", "num_class", "scale_pos_weight")
 ROWS, COLUMNS = 11, 12
 
@@ -115,10 +113,9 @@ class XGBoostRounds:
         self.parameters = {
             "tree_method": "hist",
             "device": job.device,
-            **{name: value for name in PARAMETERS if (value := getattr(job.model, name)) is not None},
-            **job.shared_parameters,
-            "objective": OBJECTIVES[target.task].xgboost,
-            "eval_metric": OBJECTIVES[target.task].xgboost_loss,
+            **job.translate_parameters("xgboost"),
+            "objective": OBJECTIVES[target.task]["xgboost"],
+            "eval_metric": OBJECTIVES[target.task]["xgboost_loss"],
             "nthread": job.threads,
         }
         self.names, self.kinds = describe_columns(facts)

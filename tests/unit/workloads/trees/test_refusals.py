@@ -41,7 +41,6 @@ def reject(tmp_path, text, given=(), name="table.csv"):
         (CLEAN, {"data.query": "y"}, "data.label", "'y'"),
         (CLEAN, {"model.objective": "rank:ndcg"}, "model.objective", "data.query=COLUMN"),
         (CLEAN, {"train.lr": 0.1}, "train.lr", "model.learning_rate=0.1"),
-        (CLEAN, {"model.metric": "statistics:mean"}, "model.metric", "(labels, predictions)"),
         (CLEAN, {"model.metric": "math:cos", "data.test_fraction": 0}, "model.metric", "test_fraction"),
         (CLEAN.replace("1,1,B", "-inf,1,B"), {}, "a", "row 2"),
         (CLEAN.replace("1,1,B,no", "1,1,B,"), {}, "data.label", "row 2"),

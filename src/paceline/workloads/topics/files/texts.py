@@ -218,7 +218,7 @@ def iterate_documents(
         yield from ((None, line) for line in iter_lines(path))
         return
     wanted = {"--text": column, **({"--name": name_column} if name_column else {})}
-    for number, (text, *name) in iter_columns(path, kind, wanted, allow_repeated_header=True):
+    for number, (text, *name) in iter_columns(path, kind, wanted):
         if not isinstance(text, str):
             where = locate_row(path, kind, number)
             raise InvalidData(f"{where}: {column!r} is not a text but {text!r:.40}", key="--text")
