@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import math
 import time
 import traceback
@@ -85,14 +84,13 @@ def watched_fit(problem, passes, **options):
 def compile_first(sections, tiny):
     """A small fit of each kind: kernels are compiled there, and not in what is timed."""
     shape = (40, 260, 4, 300) if tiny else (2048, 2048, 20, 2000)
-    kinds = {Dense: ("em",)} | ({Sparse: ("em", "newton")} if {"sparse", "sweep_sparse"} & set(sections) else {})
-    for kind, rows in kinds.items():
+    kinds = (Dense, Sparse) if {"sparse", "sweep_sparse"} & set(sections) else (Dense,)
+    for kind in kinds:
         small = kind(*shape)
-        for how in rows:
-            begin = time.perf_counter()
-            watched_fit(small, 3, rows=how)
-            say(f"first fit of this kind ({kind.__name__.lower()}, {how}), kernels compiled in it: "
-                f"{time.perf_counter() - begin:.1f} s")  # fmt: skip
+        begin = time.perf_counter()
+        watched_fit(small, 3)
+        taken = time.perf_counter() - begin
+        say(f"first fit of this kind ({kind.__name__.lower()}), kernels compiled in it: {taken:.1f} s")
 
 
 # ---- sections -------------------------------------------------------------------------------------------------------
@@ -112,7 +110,7 @@ def accuracy(clock, tiny):
         G = L.double() * ((X / P) @ Ft.double())
         G /= G.sum(1, keepdim=True)
         S, new = torch.zeros_like(Ft), L.clone()
-        value = float(step(new, Ft, S, rows="em"))
+        value = float(step(new, Ft, S))
         of_S, of_L = (float((a - b).norm() / b.norm()) for a, b in ((S, S_true), (new, G)))
         say(f"accuracy k={k}: S {of_S:.1e}, L {of_L:.1e} (limit 1e-3), loss {abs(value / loss_true - 1):.1e}")
         if k > 64:
@@ -120,14 +118,14 @@ def accuracy(clock, tiny):
         here, there = (L, Ft), (L.double(), Ft.double())
         for _ in range(3 if tiny else 60):
             new_L, S = here[0].clone(), torch.zeros_like(Ft)
-            step(new_L, here[1], S, rows="em", loss=False)
+            step(new_L, here[1], S, loss=False)
             new_F = here[1] * S
             here = (new_L, new_F / new_F.sum(0))
             R = X / (there[0] @ there[1].T)
             new_L, new_F = there[0] * (R @ there[1]), there[1] * (R.T @ there[0])
             there = (new_L / new_L.sum(1, keepdim=True), new_F / new_F.sum(0))
         losses = [-float((X * (a.double() @ b.double().T).log()).sum()) for a, b in (here, there)]
-        said = float(step(here[0].clone(), here[1], S, rows="em"))
+        said = float(step(here[0].clone(), here[1], S))
         say(f"accuracy k={k}: loss reached after the same passes {losses[0] / losses[1] - 1:+.1e} (limit 1e-6), "
             f"as the pass says it {said / losses[0] - 1:+.1e}")  # fmt: skip
 
@@ -137,12 +135,12 @@ def one_pass(clock, tiny):
     step, share = step_of(problem)
     L, Ft = random_factors(problem, share)
     S, times = torch.zeros_like(Ft), 2 if tiny else 20
-    without = median_ms(lambda: step(L.clone(), Ft, S, rows="em", loss=False), times)
-    with_loss = median_ms(lambda: step(L.clone(), Ft, S, rows="em"), times)
+    without = median_ms(lambda: step(L.clone(), Ft, S, loss=False), times)
+    with_loss = median_ms(lambda: step(L.clone(), Ft, S), times)
     say(f"pass: {without:.2f} ms, with loss {with_loss:.2f} ms")
     S.zero_()
     new = L.clone()
-    step(new, Ft, S, rows="em", loss=False)
+    step(new, Ft, S, loss=False)
     some, rows = slice(0, 64), slice(0, 256)
     of_S = (problem.X[:, some].double() / (L.double() @ Ft[some].double().T)).T @ L.double()
     of_L = L[rows].double() * ((problem.X[rows].double() / (L[rows].double() @ Ft.double().T)) @ Ft.double())
@@ -190,18 +188,17 @@ def sparse(clock, tiny):
     _ = step.by_terms
     wait()
     say(f"once for each fit: nonzeros in the order of the terms, {time.perf_counter() - begin:.3f} s")
-    for rows in ("em", "newton"):
-        taken = median_ms(lambda: step(L.clone(), Ft, S, rows=rows, loss=False), times)  # noqa: B023
-        with_loss = median_ms(lambda: step(L.clone(), Ft, S, rows=rows), times)  # noqa: B023
-        say(f"sparse {rows} pass: {taken:.2f} ms, with loss {with_loss:.2f} ms")
-    for name, (rows, count) in itertools.product(("first", "second"), (("em", 60), ("newton", 30))):
+    taken = median_ms(lambda: step(L.clone(), Ft, S, loss=False), times)
+    with_loss = median_ms(lambda: step(L.clone(), Ft, S), times)
+    say(f"sparse pass: {taken:.2f} ms, with loss {with_loss:.2f} ms")
+    for name in ("first", "second"):
         if clock.over():
             return
-        model, trace, topics, seconds = watched_fit(problem, 2 if tiny else count, rows=rows)
+        model, trace, topics, seconds = watched_fit(problem, 2 if tiny else 60)
         cosines = [recovery(problem.Ft, Ft)[0] for Ft in topics]
         hit = next((at for at, value in enumerate(cosines) if value >= 0.99), None)
         reached = "never" if hit is None else f"after {trace[hit][0]:.3f} s ({hit + 1} passes)"
-        say(f"sparse fit, {rows} ({name}): first pass over after {trace[0][0]:.3f} s, cosine 0.99 {reached}, "
+        say(f"sparse fit ({name}): first pass over after {trace[0][0]:.3f} s, cosine 0.99 {reached}, "
             f"{model.passes} passes {seconds:.3f} s, cosine {cosines[-1]:.5f}, loss {model.loss:.0f}")  # fmt: skip
 
 
@@ -222,7 +219,7 @@ def sweep(clock, tiny):
                 return
             step.tile = tile
             try:
-                taken = median_ms(lambda: step(L.clone(), Ft, S, rows="em", loss=False), 1 if tiny else 5)
+                taken = median_ms(lambda: step(L.clone(), Ft, S, loss=False), 1 if tiny else 5)
                 best.append((taken, tile))
                 say(f"sweep {taken:7.2f} ms  {tile}")
             except Exception as failure:
@@ -245,10 +242,8 @@ def sweep_sparse(clock, tiny):
         for kind in ("ROW", "TERM"):
             setattr(calls, f"{kind}_NONZEROS", nonzeros)
             setattr(calls, f"{kind}_WARPS", warps)
-        for rows in ("em", "newton"):
-            work = partial(calls.update_sparse, step.csr, L.clone(), table, step.per_document, newton=rows == "newton")
-            taken = median_ms(partial(work, loss=False), 1 if tiny else 5)
-            say(f"sweep sparse, rows, {rows}: {nonzeros} nonzeros, {warps} warps: {taken:.2f} ms")
+        taken = median_ms(partial(calls.update_sparse, step.csr, L.clone(), table, loss=False), 1 if tiny else 5)
+        say(f"sweep sparse, rows: {nonzeros} nonzeros, {warps} warps: {taken:.2f} ms")
         taken = median_ms(partial(calls.add_sparse_statistic, step.by_terms, L, table, sums), 1 if tiny else 5)
         say(f"sweep sparse, terms: {nonzeros} nonzeros, {warps} warps: {taken:.2f} ms")
 

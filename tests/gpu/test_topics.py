@@ -56,13 +56,13 @@ def as_csr(X):
     return Csr(pointer, columns.astype(np.int32), X[rows, columns])
 
 
-def run(X, L, Ft, *, sparse, rows="em", loss=True):
+def run(X, L, Ft, *, sparse, loss=True):
     per_document = torch.from_numpy(X.astype(np.float64).sum(1))
     share = X.astype(np.float64).sum(0) + 0.5
     step = make_pass(DocumentBlock(0, as_csr(X) if sparse else X), per_document, share / share.sum(), DEVICE)
     rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
     S = torch.zeros(Ft.shape, device=DEVICE)
-    value = step(rows_of_L, torch.tensor(Ft, dtype=torch.float32, device=DEVICE), S, rows=rows, loss=loss)
+    value = step(rows_of_L, torch.tensor(Ft, dtype=torch.float32, device=DEVICE), S, loss=loss)
     return S.double().cpu().numpy(), rows_of_L.double().cpu().numpy(), float(value)
 
 
@@ -100,18 +100,6 @@ def test_the_sparse_pass_equals_float64(dtype, k):
     assert_near(run(X, L, Ft, sparse=True), X, L, Ft, near=1e-4, loss_near=1e-6)
 
 
-@pytest.mark.parametrize("k", [3, 20, 64])
-def test_a_newton_pass_lowers_the_loss_more_than_em(k):
-    X, L, Ft = problem(*((700, 1100) if LARGE else (20, 150)), k, "uint8", density=0.1)
-    S, new, loss = run(X, L, Ft, sparse=True, rows="newton")
-    _, em, loss_true = reference(X, L, Ft)
-    assert abs(loss - loss_true) < 1e-6 * abs(loss_true)
-    S_after, _, loss_after = reference(X, new, Ft)
-    assert error(S, S_after) < 1e-3
-    assert loss_after < reference(X, em, Ft)[2] < loss_true
-    assert_allclose(new.sum(1), 1, atol=1e-5)
-
-
 def test_a_document_without_the_first_topic():
     """Where the counts end in the middle of a tile, the shares of the others have to do."""
     X, L, Ft = problem(60, 130, 5, "uint8")
@@ -138,7 +126,7 @@ def test_documents_that_do_not_fit_on_the_device(sparse, host_bytes, monkeypatch
         rows_of_L = torch.tensor(L, dtype=torch.float32, device=DEVICE)
         F = torch.tensor(Ft, dtype=torch.float32, device=DEVICE)
         S = torch.zeros_like(F)
-        loss = sum(step(rows_of_L[first:last], F, S, rows="em") for first, last, step in tiers.steps())
+        loss = sum(step(rows_of_L[first:last], F, S) for first, last, step in tiers.steps())
         assert_near((S.double().cpu().numpy(), rows_of_L.double().cpu().numpy(), float(loss)), X, L, Ft)
 
 

@@ -29,7 +29,6 @@ def fit(
     seed: int = FitOptions.seed,
     start: str = FitOptions.start,
     starts: int = FitOptions.starts,
-    rows: str = FitOptions.rows,
     tolerance: float = FitOptions.tolerance,
     passes: int = DEFAULT_PASSES,
     device: str = "auto",
@@ -43,7 +42,7 @@ def fit(
     """
     from paceline.workloads.topics.fitting.problem import build_problem, check_topics
 
-    options = FitOptions(seed, start, rows, tolerance, starts, passes)
+    options = FitOptions(seed, start, tolerance, starts, passes)
     options.check()
     began = perf_counter()
     fit_device = resolve_fit_device(device, X)
@@ -54,7 +53,7 @@ def fit(
         best, loss = _fit_starts(problem, k, options, progress)
     L, Ft = best.result()
     factors = L.cpu().numpy(), np.ascontiguousarray(Ft.cpu().numpy().T)
-    settings = {"k": k, "seed": seed, "start": start, "starts": starts, "rows": rows, "tolerance": tolerance}
+    settings = {"k": k, "seed": seed, "start": start, "starts": starts, "tolerance": tolerance}
     return TopicFit.of(best, counts, factors, loss, perf_counter() - began, settings)
 
 

@@ -37,7 +37,6 @@ CORE_COUNT_FLOPS = 160.0
 """Plain operations in whose time a core converts a dense count, divides it and takes its logarithm."""
 CORE_NONZERO_FLOPS = 300.0
 CORE_GATHERED = 0.16  # fraction of its peak that a core reaches in the products of a nonzero, which are k long
-NEWTON_COST = 3.8
 UPDATE_BYTES = 80.0
 """Read and written per element of L and F to find the next point: ratio, power, clamps and sums."""
 LAUNCHES = 30.0  # kernels of a pass that no other kernel hides: the loss is waited for
@@ -50,7 +49,6 @@ HOST_MEMORY = 2.0  # host memory per device, in its own memory, where it is not 
 @dataclass(frozen=True, kw_only=True)
 class CountsShape(sizes.CountsSize):
     k: int
-    newton: bool = False
 
     @property
     def per_document(self) -> float:
@@ -177,11 +175,10 @@ def estimate_pass_work_s(counts: CountsShape, documents: float, device: Device, 
     plain = device.peak_flops_s("fp32")
     bandwidth = device.bandwidth_bytes_s * physics.bandwidth_efficiency
     if counts.sparse:
-        slower = NEWTON_COST if counts.newton and counts.k <= sizes.NEWTON_TOPICS else 1.0
         if device.synchronous:
-            return slower * n * (CORE_NONZERO_FLOPS + 6.0 * K / CORE_GATHERED) / plain
+            return n * (CORE_NONZERO_FLOPS + 6.0 * K / CORE_GATHERED) / plain
         touched = documents * counts.document_bytes + n * 8.0 * K
-        return slower * touched / (CACHED_BANDWIDTH * device.bandwidth_bytes_s)
+        return touched / (CACHED_BANDWIDTH * device.bandwidth_bytes_s)
     moved = documents * counts.document_bytes
     if device.synchronous:
         products = 6.0 * counts.k / matmul_rate(device, "fp32", physics)
@@ -297,7 +294,7 @@ def describe_counts(spec: RunSpec, documents: int | None, words: float | None) -
         most = f"at most {min(found.documents, found.terms)}"
         message = f"model.k={model.k} topics for {found.documents:,} documents and {found.terms:,} terms: give {most}"
         raise InvalidValue(message, key="model.k")
-    counts = CountsShape(**asdict(found), k=model.k, newton=model.rows == "newton")
+    counts = CountsShape(**asdict(found), k=model.k)
     return counts, [assumed] if assumed else []
 
 
@@ -339,6 +336,5 @@ def _assume_counts(spec: RunSpec, documents: int, words: float | None) -> tuple[
         element_bytes=1,
         stored_bytes=0.0,
         resident=False,
-        newton=model.rows == "newton",
     )
     return replace(found, stored_bytes=documents * found.document_bytes), assumed

@@ -5,13 +5,14 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import model_validator
+
 from paceline.config.sections import Section, field
 from paceline.errors import InvalidValue
 from paceline.workloads.topics.sizes import DEFAULT_PASSES
 
 Start = Literal["auto", "race", "least_squares", "random"]
-Rows = Literal["em", "newton"]
-STARTS, ROWS = get_args(Start), get_args(Rows)
+STARTS = get_args(Start)
 STEADY = 0.005
 
 
@@ -21,7 +22,6 @@ class FitOptions:
 
     seed: int = 0
     start: str = "auto"
-    rows: str = "em"
     tolerance: float = 1e-7  # mean relative gain of the loss per pass, over the last passes, that ends a fit
     starts: int = 1
     passes: int | None = None
@@ -37,8 +37,8 @@ class FitOptions:
         return STEADY * min(1.0, self.tolerance / FitOptions.tolerance)
 
     def check(self) -> None:
-        allowed = {"start": STARTS, "rows": ROWS}
-        wrong = {key: f"one of {', '.join(known)}" for key, known in allowed.items() if getattr(self, key) not in known}
+        """Raise UserError for a value that is not possible."""
+        wrong = {} if self.start in STARTS else {"start": f"one of {', '.join(STARTS)}"}
         for key, least, number in (("starts", 1, self.starts), ("passes", 1, self.max_passes), ("seed", 0, self.seed)):
             if not isinstance(number, Integral) or not least <= number < 1 << 31:
                 wrong[key] = f"a whole number, {least} or more"
@@ -53,8 +53,15 @@ class TopicsModel(Section):
 
     k: int = field(20, "topics", "number of topics", gt=0, le=512)
     start: Start = field("auto", "", "first topics; auto: least squares for dense counts, else the best of a few tries")
-    rows: Rows = field("em", "", "how a pass updates the mixtures; newton is for sparse counts")
     tolerance: float = field(FitOptions.tolerance, "of the loss", "a mean gain per pass below this ends the fit", ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_rows(cls, values: Any) -> Any:
+        """Drop `rows: em`, which run files of earlier versions have recorded."""
+        if isinstance(values, dict) and values.get("rows") == "em":
+            return {key: value for key, value in values.items() if key != "rows"}
+        return values
 
 
 class TopicsData(Section):

@@ -7,7 +7,7 @@ SPARSE_BELOW = 0.1
 INDEX_BYTES = 4
 POINTER_BYTES = 8
 DEFAULT_PASSES = 1000
-NEWTON_TOPICS = 64  # with more, the quadratic model exceeds the registers: the fit takes EM steps
+NEWTON_TOPICS = 64  # with more, mixtures of new documents are found by EM steps
 
 CORE_BLOCK_BYTES, SCANNED_BYTES = 32 << 20, 128 << 20
 """On cores: of a block of nonzeros, and of rows whose nonzeros are found as they are read, which come to far less."""

@@ -16,7 +16,6 @@ from torch.testing import assert_close
 
 from paceline.workload import FitEnd
 from paceline.workloads.topics.files.reading import read_counts
-from paceline.workloads.topics.fitting.engine import LEAST
 from paceline.workloads.topics.fitting.least_squares import SweepCounts, find_topics_by_least_squares
 from paceline.workloads.topics.fitting.passes import cut_evenly, make_cpu_pass
 from paceline.workloads.topics.fitting.problem import (
@@ -30,8 +29,6 @@ from paceline.workloads.topics.result.model import align_topics
 from paceline.workloads.topics.result.new_documents import infer_mixtures
 from paceline.workloads.topics.sections import STARTS, FitOptions
 from paceline.workloads.topics.workload import TopicPasses
-
-ROWS = ("em", "newton")
 
 
 def problem(n, m, k, seed, high=4):
@@ -68,27 +65,13 @@ def test_a_pass_is_the_em_step(n, m, k, seed, high):
         counts = read_counts(source)
         found, sums = torch.tensor(L, dtype=torch.float32), torch.zeros(m, k)
         work = make_cpu_pass(counts.block(0, n), torch.ones(m) / m)
-        said = float(work(found, torch.tensor(F.T, dtype=torch.float32), sums, rows="em"))
+        said = float(work(found, torch.tensor(F.T, dtype=torch.float32), sums))
         assert said == pytest.approx(loss, rel=1e-5, abs=1e-4 + 1e-6 * X.sum())  # in float32, p = 1 is not exact
         assert_allclose(found, L_new, rtol=1e-4, atol=1e-6)
         assert_allclose(sums, S, rtol=1e-4, atol=1e-6 * max(1, S.max()))
         B, C = torch.rand(m, 3), torch.rand(n, 3)
         assert_allclose(work.multiply(B), X @ B.numpy(), rtol=1e-4, atol=1e-4)
         assert_allclose(work.multiply_t(C), X.T @ C.numpy(), rtol=1e-4, atol=1e-4)
-
-
-def test_a_newton_step_gains_more_than_an_em_step():
-    X, L, F = problem(60, 80, 8, 5)
-    work = make_cpu_pass(read_counts(sp.csr_array(X)).block(0, 60), torch.ones(80) / 80)
-    reached = {}
-    for rows in ROWS:
-        found, Ft = torch.tensor(L, dtype=torch.float32), torch.tensor(F.T, dtype=torch.float32)
-        sums = torch.zeros(80, 8)
-        first = float(work(found, Ft, sums, rows=rows))
-        reached[rows] = float(work(found.clamp_min_(LEAST), Ft, sums, rows=rows))
-        assert reached[rows] < first
-        assert_allclose(found.sum(1), 1, rtol=1e-5)
-    assert reached["newton"] < reached["em"]
 
 
 def test_threads_share_the_rows(monkeypatch):
@@ -101,7 +84,7 @@ def test_threads_share_the_rows(monkeypatch):
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         rows, sums = torch.tensor(L, dtype=torch.float32), torch.zeros(30, 4)
-        loss = work(rows, torch.tensor(F.T, dtype=torch.float32), sums, rows="em")
+        loss = work(rows, torch.tensor(F.T, dtype=torch.float32), sums)
         found.append((float(loss), rows, sums))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
     assert torch.equal(found[0][1], found[1][1])
@@ -186,7 +169,7 @@ def overshooting():
     """A fit with a loss at every fifth pass that is above its best point from pass 117 to 120."""
     rng = np.random.default_rng(0)
     L, F = rng.dirichlet(np.full(4, 0.3), 40), rng.dirichlet(np.full(30, 0.3), 4)
-    return read_counts(rng.poisson(20 * L @ F).astype(np.uint8)), {"start": "random", "seed": 2, "rows": "em"}
+    return read_counts(rng.poisson(20 * L @ F).astype(np.uint8)), {"start": "random", "seed": 2}
 
 
 def test_wherever_it_ends_the_result_is_not_above_a_loss_that_was_kept():

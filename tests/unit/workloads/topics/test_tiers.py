@@ -29,7 +29,7 @@ def one_pass(documents, k=4):
     random = torch.Generator().manual_seed(0)
     L, Ft = torch.rand(103, k, generator=random) + 0.1, torch.rand(57, k, generator=random) + 0.1
     L, Ft, S = L / L.sum(1, keepdim=True), Ft / Ft.sum(0), torch.zeros(57, k)
-    loss = sum(step(L[first:last], Ft, S, rows="em") for first, last, step in documents.steps())
+    loss = sum(step(L[first:last], Ft, S) for first, last, step in documents.steps())
     return L, S, float(loss)
 
 

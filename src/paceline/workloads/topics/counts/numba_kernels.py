@@ -163,35 +163,6 @@ def run_em_step(indptr, indices, data, L, Ft, S, want_loss):
 
 
 @compile_kernel
-def run_newton_step(indptr, indices, data, L, Ft, S, want_loss):
-    """Make one Newton step for each row of L, S from the rows after it; return the sum of -x log p before it."""
-    rows, k = L.shape
-    K = Ft.shape[1]
-    p, bits, x = _make_row_buffers(indptr)
-    u, g, H = np.zeros(K, np.float32), np.empty(K, np.float32), np.empty((k, K), np.float32)
-    loss = 0.0
-    for i in range(rows):
-        first = indptr[i]
-        count = indptr[i + 1] - first
-        if count == 0:
-            continue
-        u[:k] = L[i]
-        _minimise_quadratic_model(indices[first : first + count], data[first : first + count], Ft, (u, g, H), x, p)
-        if want_loss:
-            loss -= _sum_x_log(x, p, bits, count)
-        L[i] = u[:k]
-        for e in range(count):
-            f, s = Ft[indices[first + e]], S[indices[first + e]]
-            q = TINY
-            for a in range(K):
-                q += u[a] * f[a]
-            w = x[e] / q
-            for a in range(K):
-                s[a] += w * u[a]
-    return loss
-
-
-@compile_kernel
 def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
     """Make Newton steps for each row of L until its loss changes by `tolerance`; return the sum of -x log p."""
     rows, k = L.shape

@@ -110,7 +110,7 @@ class AcceleratedEM:
         waiting = perf_counter()
         for first, last, work in self.documents():
             data_s += perf_counter() - waiting
-            sums[0] += work(self.L[first:last], self.Ft, self.S, rows=self.options.rows, loss=checked)
+            sums[0] += work(self.L[first:last], self.Ft, self.S, loss=checked)
             waiting = perf_counter()
         data_s += perf_counter() - waiting
         self.L.clamp_min_(LEAST)
@@ -149,7 +149,7 @@ class AcceleratedEM:
         L, Ft = self.result()
         total = torch.zeros((), dtype=torch.float64, device=Ft.device)
         for first, last, work in self.documents():
-            total += work(L[first:last].clone(), Ft, self.S, rows="em")
+            total += work(L[first:last].clone(), Ft, self.S)
         if not self.alone:
             dist.all_reduce(total)
         return float(total) + self.all_documents

@@ -18,7 +18,7 @@ import torch
 from paceline.io.terminal import warn
 from paceline.workloads.topics.counts.arrays import PIECE
 from paceline.workloads.topics.counts.matrices import Csr, DocumentBlock
-from paceline.workloads.topics.sizes import NEWTON_TOPICS, pad_core_topics, pad_to_tile
+from paceline.workloads.topics.sizes import pad_core_topics, pad_to_tile
 
 Tensor = Any  # torch is not typed here
 LEAST_SHARE = 1e-30
@@ -33,13 +33,13 @@ class MatrixProducts(Protocol):
 
 
 class DocumentPass(MatrixProducts, Protocol):
-    """One read of some documents. `L` (rows, k) is updated in place; `S` (terms, k) gets sum_i x_ij / p_ij l_i added.
+    """One read of some documents: an EM step of their rows of L.
 
-    `rows` is "em" (S from the rows before the update) or "newton" (from the updated rows; dense counts and many topics
-    take EM steps here too). Returns the sum of -x log p at the incoming L and F, float64; 0 without `loss`.
+    `L` (rows, k) is updated in place; `S` (terms, k) gets sum_i x_ij / p_ij l_i added, of the rows before the update.
+    Returns the sum of -x log p at the incoming L and F, float64; 0 without `loss`.
     """
 
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor: ...
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, loss: bool = True) -> Tensor: ...
 
 
 RangePass = tuple[int, int, DocumentPass]  # (first row, last row, pass) of some of a rank's documents
@@ -97,7 +97,7 @@ def make_device_pass(values: Any, per_document: Tensor, share: Tensor, per_term:
         from paceline.workloads.topics.fitting.triton_passes import DensePass, SparsePass
 
         if isinstance(values, tuple):
-            return SparsePass(values, per_document, share, per_term)
+            return SparsePass(values, share, per_term)
         return DensePass(pad_to_tiles(values), per_document, share, per_term)
     if per_document.is_cuda:
         warn_without_triton()
@@ -113,7 +113,7 @@ class PlainDense:
         self.counts = counts
         self.step = min(len(counts), max(1, self.numbers // counts.shape[1]))
 
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, loss: bool = True) -> Tensor:
         return self.work_on_rows(0, len(L), L, Ft, S, loss)
 
     def work_on_rows(self, start: int, stop: int, L: Tensor, Ft: Tensor, S: Tensor, loss: bool) -> Tensor:
@@ -146,7 +146,7 @@ class PlainSparse:
         self.rows, self.terms, self.index, self.count = len(pointer) - 1, len(share), index, count.float()
         self.row = torch.repeat_interleave(torch.arange(len(pointer) - 1, device=index.device), pointer.diff())
 
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, loss: bool = True) -> Tensor:
         total = zero_loss(L.device)
         G = torch.zeros_like(L)
         step = max(1, PIECE // L.shape[1])
@@ -173,7 +173,7 @@ class PlainSparse:
 class CoreDensePass(PlainDense):
     numbers = DENSE_STEP
 
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, loss: bool = True) -> Tensor:
         count = min(torch.get_num_threads(), -(-len(L) // self.step))
         if count <= 1:
             return self.work_on_rows(0, len(L), L, Ft, S, loss)
@@ -195,15 +195,14 @@ class CoreSparsePass:
     def __init__(self, values: Csr, terms: int) -> None:
         self.values, self.terms = values, terms
 
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
-        from paceline.workloads.topics.counts.numba_kernels import run_em_step, run_newton_step
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, loss: bool = True) -> Tensor:
+        from paceline.workloads.topics.counts.numba_kernels import run_em_step
 
         k, table = L.shape[1], self._pad_topics(Ft)
-        step = run_newton_step if rows == "newton" and k <= NEWTON_TOPICS else run_em_step
 
         def work(csr: Arrays, shares: np.ndarray) -> tuple[float, Tensor]:
             sums = torch.zeros(table.shape, dtype=torch.float32 if len(shares) <= FEW else torch.float64)
-            return step(*csr, shares, table, sums.numpy(), loss), sums
+            return run_em_step(*csr, shares, table, sums.numpy(), loss), sums
 
         found = self._on_threads(L, work)
         for _, sums in found:

@@ -21,7 +21,7 @@ from paceline.workloads.topics.fitting.passes import (
     sum_sparse_terms,
     zero_loss,
 )
-from paceline.workloads.topics.sizes import FUSED_TOPICS, NEWTON_TOPICS, pad_device_topics
+from paceline.workloads.topics.sizes import FUSED_TOPICS, pad_device_topics
 
 Tensor = Any
 Csr = tuple[Tensor, Tensor, Tensor]
@@ -168,11 +168,10 @@ def supports_fast_path(counts: Tensor) -> bool:
     return counts.is_cuda and torch.version.cuda is not None and counts.dtype == torch.uint8
 
 
-def update_sparse(csr: Csr, L: Tensor, table: Tensor, totals: Tensor, *, newton: bool, loss: bool) -> Tensor:
-    """Update L in place by EM or Newton; return sum_j x log p' per document."""
-    mode = (kernels.NEWTON if newton else kernels.EM).value
+def update_sparse(csr: Csr, L: Tensor, table: Tensor, *, loss: bool) -> Tensor:
+    """Update L in place by EM; return sum_j x log p' per document."""
     losses = torch.zeros(len(L) if loss else 1, device=L.device)
-    _sparse_rows(csr, L, table, losses, totals, mode, loss=loss)
+    _sparse_rows(csr, L, table, losses, ratio=True, loss=loss)
     return losses
 
 
@@ -180,21 +179,19 @@ def multiply_sparse(csr: Csr, B: Tensor) -> Tensor:
     results = []
     for columns in B.split(PRODUCT_K, dim=1):
         out = torch.zeros(len(csr[0]) - 1, columns.shape[1], device=B.device)
-        _sparse_rows(csr, out, make_full_operand(columns), out, out, kernels.PRODUCT.value)
+        _sparse_rows(csr, out, make_full_operand(columns), out, ratio=False, loss=False)
         results.append(out)
     return torch.cat(results, dim=1)
 
 
-def _sparse_rows(
-    csr: Csr, L: Tensor, table: Tensor, losses: Tensor, totals: Tensor, mode: int, *, loss: bool = False
-) -> None:
+def _sparse_rows(csr: Csr, L: Tensor, table: Tensor, losses: Tensor, *, ratio: bool, loss: bool) -> None:
     if len(L) == 0:
         return
     K = table.shape[1]
     many = max(16, min(ROW_NONZEROS, 8192 // K))
     kernels.update_sparse_rows[(len(L),)](
-        *csr, L, table, losses, totals, L.shape[1],
-        MODE=mode, WITH_LOSS=loss, K=K, NB=many, SWEEPS=1, num_warps=max(ROW_WARPS, K * many // 4096),
+        *csr, L, table, losses, L.shape[1],
+        RATIO=ratio, WITH_LOSS=loss, K=K, NB=many, num_warps=max(ROW_WARPS, K * many // 4096),
     )  # fmt: skip
 
 
@@ -265,7 +262,7 @@ def solve_columns(target: Tensor, gram: Tensor, free: Tensor, sweeps: int) -> No
 
 
 class DensePass:
-    """Dense counts, padded and on the device. All steps are EM: a Newton step is not worth its k x k model here.
+    """Dense counts, padded and on the device.
 
     The loss is that of the rounded, normalised rows; near an optimum it is off by the square of the rounding.
     """
@@ -276,7 +273,7 @@ class DensePass:
         self.counts, self.share, self.per_term, self.tile = counts, share, per_term, tile
         self.per_document, self.rows, self.tokens = per_document, len(per_document), per_document.double().sum()
 
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, loss: bool = True) -> Tensor:
         k, (_, width) = L.shape[1], self.counts.shape
         table = (Ft / self.share[:, None]).clamp(FLOOR, LARGEST)
         v = make_operand(table, width, self.counts, empty=1.0)
@@ -315,18 +312,14 @@ class SparsePass:
     Atomics in the pass over the rows would take many times as long, and lose the last of many documents.
     """
 
-    def __init__(self, csr: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> None:
-        self.csr, self.per_document, self.share, self.per_term = csr, per_document, share, per_term
+    def __init__(self, csr: Any, share: Tensor, per_term: Tensor | None = None) -> None:
+        self.csr, self.share, self.per_term = csr, share, per_term
 
-    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, rows: str, loss: bool = True) -> Tensor:
-        newton = rows == "newton" and L.shape[1] <= NEWTON_TOPICS
+    def __call__(self, L: Tensor, Ft: Tensor, S: Tensor, *, loss: bool = True) -> Tensor:
         table = make_full_operand(Ft / self.share[:, None])
         sums = torch.zeros_like(table)
-        if not newton:
-            add_sparse_statistic(self.by_terms, L, table, sums)
-        logs = update_sparse(self.csr, L, table, self.per_document, newton=newton, loss=loss)
-        if newton:
-            add_sparse_statistic(self.by_terms, L, table, sums)
+        add_sparse_statistic(self.by_terms, L, table, sums)
+        logs = update_sparse(self.csr, L, table, loss=loss)
         S.add_(sums[:, : L.shape[1]] / self.share[:, None])
         return -(logs.sum(dtype=torch.float64) + self.of_shares) if loss else zero_loss(L.device)
 

@@ -187,7 +187,7 @@ def _solve_block(block: DocumentBlock, L: Tensor, Ft: Tensor, steps: int, tolera
     unused = torch.zeros_like(Ft)
     for _ in range(EM_STEPS * steps):
         before = L.clone()
-        work(L, Ft, unused, rows="em", loss=False)
+        work(L, Ft, unused, loss=False)
         if float((L - before).abs().max()) <= tolerance:
             break
-    return float(work(L.clone(), Ft, unused, rows="em"))
+    return float(work(L.clone(), Ft, unused))
