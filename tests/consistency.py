@@ -137,7 +137,7 @@ def check_measurement(folder: Path, made) -> None:
     check_choice(contents, found, chosen)
     check_costs(found)
     assert contents.same is None or (contents.same.runs, contents.same.differing) == (len(found.rows), ())
-    for chart in build_charts(contents, folder):
+    for chart in build_charts(contents):
         if chart.name == "scaling":
             assert all(p["high"] <= chart.data["top"] for line in chart.data["lines"] for p in line["points"])
     text = render_text(*render_measurement(found))

@@ -68,7 +68,7 @@ def test_the_times_add_up(measured):
 
 def test_terminal_and_page_show_them(measured, tmp_path):
     contents = gather_contents([measured.folder])
-    html = render_page(contents, build_charts(contents, tmp_path), build_tables(contents))
+    html = render_page(contents, build_charts(contents), build_tables(contents))
     for text in (render_text(*render_measurement(measured, verbose=True)), html):
         assert torch.cuda.get_device_name() in text
         assert "MFU" in text

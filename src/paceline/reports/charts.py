@@ -4,9 +4,8 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from paceline.measurement.links import compute_rates_by_size
@@ -23,19 +22,14 @@ MAX_PER_RUN = 1_000
 
 @dataclass(frozen=True)
 class Chart:
+    """A picture, in numbers: `data` has its kind (lines, bars, scaling or scatter) and what that kind takes."""
+
     name: str
     title: str
     caption: str
     data: dict[str, Any]
-    files: Sequence[SourceLine]
+    sources: Sequence[SourceLine] = ()
     tall: bool = False
-    sources: tuple[tuple[str, str], ...] = ()  # (text, address)
-    more_sources: int = 0
-
-    def with_sources(self, folder: Path) -> "Chart":
-        distinct = list(dict.fromkeys(self.files))
-        shown = tuple((str(source), source.address(folder)) for source in distinct[:MAX_SOURCES])
-        return replace(self, sources=shown, more_sources=len(distinct) - len(shown))
 
 
 def round_digits(value: float | None, digits: int = 5) -> float:
@@ -50,11 +44,10 @@ STEP_TERMS: dict[str, str] = {
     "other": "other",
 }
 """The parts of a step, in the order in which they are stacked."""
-MAX_SOURCES = 12
 LEAST_SHARE = 0.003
 
 
-def build_charts(contents: ReportContents, folder: Path) -> list[Chart]:
+def build_charts(contents: ReportContents) -> list[Chart]:
     measured = [row for s in contents.layouts for row in s.measured]
     makers = (
         (_chart_scaling, bool(contents.series)),
@@ -65,8 +58,7 @@ def build_charts(contents: ReportContents, folder: Path) -> list[Chart]:
         (_chart_memory, any(row.loads.peak_bytes for row in measured)),
         (_chart_links, bool(contents.links)),
     )
-    found = [make(contents) for make, known in makers if known]
-    return [chart.with_sources(folder) for chart in (*found, *build_curves(contents.runs))]
+    return [*(make(contents) for make, known in makers if known), *build_curves(contents.runs)]
 
 
 def _list_row_sources(series: Sequence[Series]) -> list[SourceLine]:
@@ -87,7 +79,7 @@ def _chart_scaling(contents: ReportContents) -> Chart:
     highest = max([1.0, *points, *curves])
     top = max(1.1 * highest, min(reach, 1.5 * highest))  # all points are on the chart, those above the ideal too
     top = math.ceil(top) if top > 3 else round_digits(top, 2)
-    data = {"lines": lines, "ideal": [[1, 1], [reach, reach]], "reach": reach, "top": top, "unit": unit}
+    data = {"kind": "scaling", "lines": lines, "reach": reach, "top": top, "unit": unit}
     return Chart("scaling", "How it scales", caption, data, _list_row_sources(contents.series), tall=True)
 
 
@@ -125,7 +117,8 @@ def _chart_breakdown(contents: ReportContents) -> Chart:
     caption = "Milliseconds of a step, by what the ranks did: medians over the steps of the middle repeat."
     if any(planned):
         caption += " The mark is the step as it was planned."
-    data = {"labels": labels, "terms": terms, "names": STEP_TERMS, "plan": planned}
+    names = {name: STEP_TERMS[name] for name in terms}
+    data = {"kind": "bars", "labels": labels, "terms": terms, "names": names, "plan": planned, "unit": "ms per step"}
     return Chart("breakdown", "Where the time goes", caption, data, _list_row_sources(contents.layouts))
 
 
@@ -133,7 +126,7 @@ def _chart_epochs(contents: ReportContents) -> Chart:
     """Chart the seconds of each epoch: of its steps, without evaluations and checkpoints."""
     runs = [run for run in contents.runs if len(run.epoch_s) > 1]
     lines = [_build_line(run, [[i, round_digits(s)] for i, s in enumerate(run.epoch_s, 1)]) for run in runs]
-    data = {"lines": lines, "label": "s per epoch", "unit": "epoch", "from_zero": True, "marked": True}
+    data = draw_lines(lines, "s per epoch", unit="epoch", from_zero=True, marked=True)
     caption = "Seconds of the steps of each whole epoch, without evaluations and checkpoints."
     return Chart("epochs", "Time per epoch", caption, data, _list_first_lines(runs))
 
@@ -156,7 +149,8 @@ def _chart_loss(contents: ReportContents) -> Chart:
         title, caption = "Training", "Training loss."
     elif contents.experiments is not None:
         title = "Training"
-    return Chart("loss", title, caption, {"lines": lines}, _list_first_lines(runs), tall=True)
+    data = draw_lines(lines, "loss", overlaid=True)
+    return Chart("loss", title, caption, data, _list_first_lines(runs), tall=True)
 
 
 def _list_first_lines(runs: Sequence[RunView]) -> list[SourceLine]:
@@ -166,14 +160,14 @@ def _list_first_lines(runs: Sequence[RunView]) -> list[SourceLine]:
 def _chart_difference(contents: ReportContents) -> Chart:
     first, *others = contents.runs
     each = max(60, min(MAX_PER_RUN // 2, MAX_POINTS // 2 // len(others)))
-    lines = []
+    lines: list[dict[str, Any]] = [{"name": first.name, "points": []}]  # it has the first colour
     for run in others:
         found = [(step, d) for step, d in compute_loss_differences(first, run) if 0 < d < math.inf]
         points = [max(some, key=lambda p: p[1]) for some in split_stretches(found, each)]
         lines.append({"name": run.name, "points": [[step, round_digits(d, 3)] for step, d in points]})
     caption = f"Relative difference of the loss to {first.name}. Rounding alone gives about 1e-7 in fp32."
-    files = _list_first_lines(contents.runs)
-    return Chart("difference", "How far the losses are apart", caption, {"lines": lines}, files)
+    data = draw_lines(lines, "relative difference", log_y=True)
+    return Chart("difference", "How far the losses are apart", caption, data, _list_first_lines(contents.runs))
 
 
 def _chart_memory(contents: ReportContents) -> Chart:
@@ -183,7 +177,8 @@ def _chart_memory(contents: ReportContents) -> Chart:
     if any(planned):
         caption += " The mark is what was planned."
     peaks = [round_digits((row.loads.peak_bytes or 0) / 1e6) for _, row, _ in known]
-    data = {"labels": [label for label, *_ in known], "peaks": peaks, "plan": planned}
+    bars = {"labels": [label for label, *_ in known], "terms": {"compute": peaks}, "names": {"compute": "measured"}}
+    data = {"kind": "bars", **bars, "plan": planned, "unit": "MB on the fullest rank"}
     return Chart("memory", "Memory", caption, data, _list_row_sources(contents.layouts))
 
 
@@ -193,14 +188,15 @@ def _chart_links(contents: ReportContents) -> Chart:
         {
             "name": f"{measured.name}, {label_link(link)}" if several else label_link(link),
             "points": [[sent, round_digits(bits_s / 1e9)] for sent, bits_s in compute_rates_by_size(link)],
-            "source": str(source),
+            "file": str(source),
         }
         for measured in contents.links
         for link, source in zip(measured.links, measured.sources, strict=True)
     ]
     caption = "Bits per second through one link, by the size of the message. Small messages are all latency."
     files = [source for measured in contents.links for source in measured.sources]
-    return Chart("links", "Link bandwidth", caption, {"lines": lines}, files, tall=True)
+    data = draw_lines(lines, "Gbit/s", unit="bytes of the message", log_x=True, log_y=True, marked=True)
+    return Chart("links", "Link bandwidth", caption, data, files, tall=True)
 
 
 MAX_CURVE_RUNS = 12  # of more, evaluations alone
@@ -239,7 +235,7 @@ def _chart_curve(runs: Sequence[RunView], name: str, title: str, label: str, cap
     reduce = _median_points if name in FROM_ZERO else _thin_values
     lines = [_build_line(run, reduce(run, run.curves[name])) for run in runs]
     lines = [line for line in lines if len(line["points"]) > 1]
-    data = {"lines": lines, "label": label, **({"from_zero": True} if name in FROM_ZERO else {})}
+    data = draw_lines(lines, label, from_zero=name in FROM_ZERO)
     return Chart(name, title, caption, data, _list_first_lines(runs)) if lines else None
 
 
@@ -257,8 +253,7 @@ def _chart_evaluation(runs: Sequence[RunView]) -> Chart | None:
     lines = [_build_line(run, points[run.name]) for run in runs if points[run.name]]
     sources = [SourceLine(run.file, run.evaluations[0].line) for run in runs if points[run.name]]
     caption = f"{name.capitalize()} of the held-out samples, at each evaluation."
-    data = {"lines": lines, "label": name, "marked": True}
-    return Chart("evaluation", "Evaluation", caption, data, sources, tall=True)
+    return Chart("evaluation", "Evaluation", caption, draw_lines(lines, name, marked=True), sources, tall=True)
 
 
 USAGE = {
@@ -283,7 +278,16 @@ def _chart_usage(runs: Sequence[RunView]) -> Chart | None:
         return None
     caption = "Of the device of the first rank: use in %, power and memory in % of the most that each reached."
     files = [SourceLine(run.file, run.usage[0]["line"]) for run in runs if run.usage]
-    return Chart("usage", "The device", caption, {"lines": lines, "label": "%", "from_zero": True}, files, tall=True)
+    return Chart("usage", "The device", caption, draw_lines(lines, "%", from_zero=True), files, tall=True)
+
+
+def draw_lines(lines: Sequence[dict[str, Any]], label: str, **options: bool | str) -> dict[str, Any]:
+    """Return the data of a chart of lines.
+
+    Options: `unit` of the x axis (step), `from_zero`, `marked` points, `log_x`, `log_y`, and `overlaid` lines, of which
+    the first are wide, so that equal ones all show.
+    """
+    return {"kind": "lines", "lines": lines, "label": label, "unit": "step", **options}
 
 
 def _build_line(run: RunView, points: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle, repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +14,7 @@ from paceline.reports.charts import STEP_TERMS, Chart
 
 TERM_COLOURS = dict(zip(STEP_TERMS, ("#2563eb", "#d97706", "#be185d", "#059669", "#9ca3af"), strict=True))
 WIDTH_IN, HEIGHT_IN = 6.4, 3.6
-MOST_IN_LEGEND = 12
+MOST_IN_LEGEND, MOST_MARKED = 15, 40
 DrawFn = Callable[[Any, dict[str, Any]], None]
 FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#be185d", "#65a30d")
@@ -36,7 +35,7 @@ def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
             figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
-            DRAWINGS[chart.name](axes, escape_mathtext(chart.data))
+            DRAWINGS[chart.data["kind"]](axes, escape_mathtext(chart.data))
             axes.set_title(escape_mathtext(chart.title), y=1.0)  # without y all labels are measured to find a place
             for kind in FORMATS:
                 write_figure(figure, folder / f"{chart.name}.{kind}")
@@ -45,7 +44,8 @@ def draw_figures(charts: Sequence[Chart], folder: Path) -> list[str]:
 
 
 def _draw_scaling(axes: Any, data: dict[str, Any]) -> None:
-    axes.plot(*zip(*data["ideal"], strict=True), "--", color="#9ca3af", linewidth=1.2, label="ideal", zorder=3)
+    reach = data["reach"]
+    axes.plot([1, reach], [1, reach], "--", color="#9ca3af", linewidth=1.2, label="ideal", zorder=3)
     several = len(data["lines"]) > 1
     for i, line in enumerate(data["lines"]):
         colour = COLOURS[i % len(COLOURS)]
@@ -65,97 +65,57 @@ def _draw_scaling(axes: Any, data: dict[str, Any]) -> None:
         if line["plan"]:
             label = None if several else "planned"
             axes.plot(*zip(*line["plan"], strict=True), "D", color=INK, mfc="none", markersize=5, label=label)
-    reach = data["reach"]
     axes.set(xlabel=data["unit"], ylabel="speed-up", xlim=(0, reach), ylim=(0, data["top"]))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    _add_legend(axes, len(data["lines"]) + 3)
+    _add_legend(axes)
 
 
-def _draw_breakdown(axes: Any, data: dict[str, Any]) -> None:
+def _draw_bars(axes: Any, data: dict[str, Any]) -> None:
+    """Draw stacked bars, the first row on top, with the plan as marks; a fixed label position saves time."""
     begins = [0.0] * len(data["labels"])
     for name, values in data["terms"].items():
-        axes.barh(data["labels"], values, left=begins, color=TERM_COLOURS[name], height=0.6, label=STEP_TERMS[name])
+        axes.barh(data["labels"], values, left=begins, color=TERM_COLOURS[name], height=0.6, label=data["names"][name])
         begins = [begin + value for begin, value in zip(begins, values, strict=True)]
-    _draw_plan(axes, data["plan"])
-    axes.set_xlabel("ms per step")
-    axes.figure.legend(loc="outside lower center", ncols=4)
-
-
-def _draw_plan(axes: Any, plans: Sequence[float | None]) -> None:
-    """Mark the plan, and put the first row on top; a fixed label position saves time."""
-    known = [(value, i) for i, value in enumerate(plans) if value]
-    if known:
-        axes.plot(*zip(*known, strict=True), "|", color=INK, markersize=16, markeredgewidth=2, label="planned")
+    planned = [(value, i) for i, value in enumerate(data["plan"]) if value]
+    if planned:
+        axes.plot(*zip(*planned, strict=True), "|", color=INK, markersize=16, markeredgewidth=2, label="planned")
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.yaxis.set_label_coords(0, 0.5)
+    axes.set_xlabel(data["unit"])
+    if planned or len(data["terms"]) > 1:
+        axes.figure.legend(loc="outside lower center", ncols=4)
 
 
-def _draw_loss(axes: Any, data: dict[str, Any]) -> None:
-    count = len(data["lines"])  # equal losses show as lines on top of wider ones
-    widths = [max(1.3, 1.3 + 2.4 * (min(count, 4) - 1 - i)) for i in range(count)] if count <= 6 else [1.1] * count
-    _draw_lines(axes, data["lines"], "loss", widths=widths)
-
-
-def _draw_curves(axes: Any, data: dict[str, Any]) -> None:
-    marked = data.get("marked") and max(len(line["points"]) for line in data["lines"]) <= 40
-    _draw_lines(axes, data["lines"], data["label"], "o-" if marked else "-", xlabel=data.get("unit", "step"))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    if data.get("from_zero"):
-        axes.set_ylim(bottom=0)
-
-
-def _draw_difference(axes: Any, data: dict[str, Any]) -> None:
-    _draw_lines(axes, [{"points": []}, *data["lines"]], "relative difference")
-    if any(line["points"] for line in data["lines"]):
-        axes.set_yscale("log")
-
-
-def _draw_links(axes: Any, data: dict[str, Any]) -> None:
-    _draw_lines(axes, data["lines"], "Gbit/s", "o-", xlabel="bytes of the message", size=4)
-    axes.set(xscale="log", yscale="log")
-
-
-def _draw_memory(axes: Any, data: dict[str, Any]) -> None:
-    axes.barh(data["labels"], data["peaks"], color=TERM_COLOURS["compute"], height=0.6, label="measured")
-    _draw_plan(axes, data["plan"])
-    axes.set_xlabel("MB on the fullest rank")
-    if any(data["plan"]):
-        axes.figure.legend(loc="outside lower center", ncols=2)
-
-
-def _draw_lines(
-    axes: Any,
-    lines: Sequence[dict[str, Any]],
-    ylabel: str,
-    mark: str = "-",
-    *,
-    xlabel: str = "step",
-    widths: Sequence[float] = (),
-    size: float = 3,
-) -> None:
-    for line, width, colour in zip(lines, widths or repeat(1.3), cycle(COLOURS), strict=False):
+def _draw_lines(axes: Any, data: dict[str, Any]) -> None:
+    lines = data["lines"]
+    marked = data.get("marked") and max(len(line["points"]) for line in lines) <= MOST_MARKED
+    wide = min(len(lines), 4) if data.get("overlaid") and len(lines) <= 6 else 0
+    for i, line in enumerate(lines):
         if line["points"]:
             xs, ys, *_ = zip(*line["points"], strict=True)
-            axes.plot(xs, ys, mark, color=colour, linewidth=width, markersize=size, label=line["name"])
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    _add_legend(axes, len(lines))
+            width = 1.3 + 2.4 * max(0, wide - 1 - i)
+            colour = COLOURS[i % len(COLOURS)]
+            axes.plot(xs, ys, "o-" if marked else "-", color=colour, linewidth=width, markersize=3.5, label=line["name"])
+            if data.get("log_y"):
+                axes.set_yscale("log")
+    axes.set(xlabel=data["unit"], ylabel=data["label"])
+    if data.get("log_x"):
+        axes.set_xscale("log")
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    if data.get("from_zero"):
+        axes.set_ylim(bottom=0)
+    if len(lines) > 1:
+        _add_legend(axes)
 
 
-def _add_legend(axes: Any, count: int) -> None:
-    if 1 < count <= MOST_IN_LEGEND and axes.get_legend_handles_labels()[0]:
+def _add_legend(axes: Any) -> None:
+    if 0 < len(axes.get_legend_handles_labels()[0]) <= MOST_IN_LEGEND:
         axes.legend()
 
 
-DRAWINGS: dict[str, DrawFn] = {
-    "scaling": _draw_scaling,
-    "breakdown": _draw_breakdown,
-    "loss": _draw_loss,
-    "difference": _draw_difference,
-    "memory": _draw_memory,
-    "links": _draw_links,
-    **dict.fromkeys(("epochs", "evaluation", "rate", "compute", "lr", "gradient", "usage"), _draw_curves),
-}
+DRAWINGS: dict[str, DrawFn] = {"scaling": _draw_scaling, "bars": _draw_bars, "lines": _draw_lines}
 
 
 @contextmanager

@@ -127,8 +127,9 @@ def render_page(
     parts: Parts = ORDER,
     tiles: Sequence[tuple[str, str, str]] = (),
     pictures: Sequence[Picture] = (),
+    folder: Path = Path(),
 ) -> str:
-    """Render charts and tables in their order, below the verdict."""
+    """Render charts and tables in their order, below the verdict; addresses are relative to `folder`."""
     from markupsafe import Markup
 
     lines = read_asset("chart.umd.min.js").splitlines()
@@ -141,6 +142,7 @@ def render_page(
         tiles=tiles,
         pictures=pictures,
         parts=parts,
+        folder=folder,
         data=Markup(dump_page_data({chart.name: chart.data for chart in charts})),
         library=Markup(library),
         script=Markup(script),
@@ -193,11 +195,13 @@ def _build_run_tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
     yield "rate", number(summary.samples_per_s, 3), "samples/s"
 
 
-def render_markdown(contents: ReportContents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
+def render_markdown(
+    contents: ReportContents, charts: Sequence[Chart], tables: Sequence[Table], folder: Path = Path()
+) -> str:
     made = compile_template(
         read_asset("report.md.j2"), html=False, value=_escape_markdown, cell=lambda text: str(text).replace("|", "\\|")
     )
-    text = made.render(contents=contents, charts=charts, tables=tables)
+    text = made.render(contents=contents, charts=charts, tables=tables, folder=folder)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
@@ -211,13 +215,7 @@ def _escape_markdown(value: Any) -> Any:
 
 def render_latex(contents: ReportContents, charts: Sequence[Chart], tables: Sequence[Table]) -> str:
     made = compile_template(read_asset("report.tex.j2"), html=False, signs=TEX_DELIMITERS, tex=escape_tex)
-    return str(made.render(contents=contents, charts=charts, tables=tables, sources=_list_sources))
-
-
-def _list_sources(chart: Chart) -> str:
-    named = [escape_tex(text) for text, _ in chart.sources[:3]]
-    left = len(chart.sources) - len(named) + chart.more_sources
-    return ", ".join(named) + (f" and {left} more" if left else "")
+    return str(made.render(contents=contents, charts=charts, tables=tables))
 
 
 def escape_tex(text: str) -> str:

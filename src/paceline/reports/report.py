@@ -209,7 +209,7 @@ def report(
     """
     folder = Path(out)
     contents = gather_contents([Path(path) for path in inputs], title, price, parse_warmup(warmup), only)
-    shown = build_charts(contents, folder)
+    shown = build_charts(contents)
     try:
         for part in ("figures", "tables"):
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -220,9 +220,9 @@ def report(
         names = {table.name for table in cells}  # a picture of a table says the same
         tiles, pictures = build_tiles(contents), [p for p in list_pictures(contents.runs) if p.name not in names]
         parts = RUN_ORDER if contents.command else ORDER
-        page = render_page(contents, shown, cells, parts=parts, tiles=tiles, pictures=pictures)
+        page = render_page(contents, shown, cells, parts=parts, tiles=tiles, pictures=pictures, folder=folder)
         write_atomic(folder / "report.html", page)
-        write_atomic(folder / "report.md", render_markdown(contents, shown, cells))
+        write_atomic(folder / "report.md", render_markdown(contents, shown, cells, folder))
         write_atomic(folder / "report.tex", render_latex(contents, shown, cells))
         write_tables(cells, folder / "tables")
     except (OSError, RunFailed) as error:

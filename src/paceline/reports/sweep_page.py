@@ -10,7 +10,7 @@ from paceline.config import SpecSource
 from paceline.io.files import write_atomic
 from paceline.io.format import duration, number, plural
 from paceline.io.table import Column, Table
-from paceline.reports.charts import Chart
+from paceline.reports.charts import Chart, draw_lines
 from paceline.reports.page import PageHead, render_page
 from paceline.trials.sweep import Sweep, SweepOptions, TrialRow, build_sweep_plan, format_values, run_sweep_trials
 from paceline.workload import LogFn
@@ -91,8 +91,8 @@ def build_sweep_charts(sweep: Sweep) -> list[Chart]:
     charts = [_chart_key(sweep, rows, place) for place in range(len(sweep.keys[:PANELS]))]
     if _has_lengths(sweep):
         lines = [{"name": f"trial {row.number}", "points": row.history} for row in rows if row.history]
-        data = {"lines": lines, "label": sweep.metric, "unit": "length of the training", "marked": True}
-        charts.append(Chart("halving", "Over the length of the training", "The best third continues.", data, ()))
+        data = draw_lines(lines, sweep.metric, unit="length of the training", marked=True)
+        charts.append(Chart("halving", "Over the length of the training", "The best third continues.", data))
     return charts
 
 
@@ -106,4 +106,4 @@ def _chart_key(sweep: Sweep, rows: Sequence[TrialRow], place: int) -> Chart:
     places = [words.index(_format_value(value)) for value in values] if words else numbers
     points = [[x, row.score, row.number] for x, row in zip(places, rows, strict=True)]
     data = {"kind": "scatter", "points": points, "words": words, "log": log, "unit": key, "label": sweep.metric}
-    return Chart(f"key{place}", f"{sweep.metric} by {key}", "A point for each trial; the ring is the best.", data, ())
+    return Chart(f"key{place}", f"{sweep.metric} by {key}", "A point for each trial; the ring is the best.", data)

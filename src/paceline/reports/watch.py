@@ -23,7 +23,7 @@ from paceline.io.files import print_json, write_atomic
 from paceline.io.format import clock, duration, format_metrics, number, percent, size
 from paceline.io.table import UNKNOWN, Table
 from paceline.launch.heartbeat import STOPPED, read_beats
-from paceline.reports.charts import Chart, round_digits
+from paceline.reports.charts import Chart, draw_lines, round_digits
 from paceline.reports.page import PageHead, render_page
 from paceline.reports.run_view import split_stretches
 from paceline.runlog.events import extract_metrics, parse_event
@@ -365,7 +365,7 @@ def _build_live_charts(view: LiveView) -> list[Chart]:
     losses = [(step["step"], step.get("loss")) for step in steps]
     rates = [(step["step"], step.get("batch", 0) / step["step_s"]) for step in steps if step.get("step_s")]
     charts = [
-        _build_chart("loss", "Loss", "", {"loss": losses}),
+        _build_chart("loss", "Loss", "loss", {"loss": losses}),
         _build_chart("rate", "Throughput", "samples/s", {"samples/s": rates}),
         _chart_use(view, "device_share", 100.0, "% of the device") or _chart_use(view, "cores", 1.0, "cores"),
     ]
@@ -385,8 +385,8 @@ def _build_chart(name: str, title: str, label: str, points: Mapping[str, Sequenc
     if all(len(line["points"]) < 2 for line in lines):
         return None
     if name == "loss":
-        return Chart(name, title, "Training loss.", {"lines": lines}, (), tall=True)
-    return Chart(name, title, f"{title}, {label}.", {"lines": lines, "label": label, "from_zero": True}, ())
+        return Chart(name, title, "Training loss.", draw_lines(lines, label, overlaid=True), tall=True)
+    return Chart(name, title, f"{title}, {label}.", draw_lines(lines, label, from_zero=True))
 
 
 def _thin(points: Sequence[Point]) -> list[list[float]]:

@@ -171,7 +171,7 @@ def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
     alone = gather_contents([make_links(tmp_path / "net")])
     assert alone.title == "net"
     assert alone.verdict[0].startswith("A link of net carries 1 Gbit/s")
-    (chart,), (table,) = build_charts(alone, tmp_path), build_tables(alone)
+    (chart,), (table,) = build_charts(alone), build_tables(alone)
     assert table.rows[-1] == ("all-reduce, 2 ranks, b and c", "1 ms", "9 ms", "33 ms", "1 Gbit/s")
     line = alone.links[0].sources[4].line
     assert '"collective": "all_reduce"' in (tmp_path / "net" / "links.json").read_text().splitlines()[line - 1]
@@ -185,7 +185,7 @@ def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
     found = gather_contents([tmp_path / "both"])
     assert len(found.links) == len(found.series) == 1
     assert found.verdict[0].startswith("Take 4 ranks")
-    assert {"scaling", "links"} <= {chart.name for chart in build_charts(found, tmp_path)}
+    assert {"scaling", "links"} <= {chart.name for chart in build_charts(found)}
 
 
 GOSSIP = {"collective": "gossip", "between": "all ranks", "ranks": 2, "sizes_bytes": [1], "seconds": [1]}
@@ -263,7 +263,7 @@ def test_runs_of_a_folder_are_grouped_by_equal_work(experiments):
     }
     models = next(table for table in build_tables(found) if table.name == "models")
     assert {"speed-up", "efficiency", "R"} <= set(models.head)
-    charts = {chart.name: chart for chart in build_charts(found, experiments)}
+    charts = {chart.name: chart for chart in build_charts(found)}
     assert len(charts["scaling"].data["lines"]) == 2
     assert set(charts["breakdown"].data["labels"]) == {"small-1gpu", "small-4gpu", "large-1gpu", "large-4gpu"}
 

@@ -93,7 +93,7 @@ def test_a_folder_of_runs_is_one_page_with_its_tables_as_csv(folder, tmp_path):
         head, *rows = csv.reader(file)
     assert head == ["run", "train.lr", "train.seed", "accuracy ↑", "at step"]
     assert [row[0] for row in rows] == ["fast", "slow", "unseen"]
-    text = render_page(contents, build_charts(contents, tmp_path), shown)
+    text = render_page(contents, build_charts(contents), shown)
     assert "What changed, and what came of it" in text
     assert "The same training" not in text
 

@@ -11,7 +11,7 @@
   const colour = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim();
   const series = (i) => colour("s" + (i % 8));
   const faded = (hex, alpha) => hex + Math.round(255 * alpha).toString(16).padStart(2, "0");
-  const short = (v) => Math.abs(v) >= 1e4 || (v && Math.abs(v) < 1e-3) ? v.toExponential(1) : +v.toPrecision(4);
+  const short = (v) => Math.abs(v) >= 1e4 || (v && Math.abs(v) < 1e-3) ? v.toExponential(1).replace(".0e", "e") : +v.toPrecision(4);
   const xy = (points) => points.map(([x, y]) => ({ x, y }));
 
   function axis(title, more) {
@@ -75,7 +75,7 @@
 
   function scaling(d) {
     const sets = [{
-      label: "ideal", data: xy(d.ideal), borderColor: colour("faint"), borderDash: [6, 5], borderWidth: 1.5,
+      label: "ideal", data: xy([[1, 1], [d.reach, d.reach]]), borderColor: colour("faint"), borderDash: [6, 5], borderWidth: 1.5,
       pointRadius: 0, pointHitRadius: 0, pointStyle: "line", order: -2,
     }];
     const several = d.lines.length > 1;
@@ -128,91 +128,59 @@
     };
   }
 
-  function bars(labels, sets, plan, unit, stacked) {
-    const set = options(
-      axis(unit, { stacked, beginAtZero: true, suggestedMax: Math.max(0, ...plan.map((v) => v || 0)) * 1.02 }),
-      axis("", { stacked, type: "category", labels, grid: { display: false }, title: { display: false },
-        ticks: { color: colour("ink"), autoSkip: false } }),
-      {
-        label: (item) => item.dataset.label + ": " + short(item.parsed.x) + " " + unit.split(" ")[0],
-        footer: (items) => (items.length && plan[items[0].dataIndex] ? "planned: " + short(plan[items[0].dataIndex]) + " " + unit.split(" ")[0] : ""),
-      }, { indexAxis: "y", parsing: true, interaction: { mode: "index", axis: "y", intersect: false } });
-    if (plan.some((v) => v)) {
-      sets = sets.concat([{ label: "planned", data: [], pointStyle: "line", rotation: 90, borderWidth: 3, borderColor: colour("ink"), backgroundColor: colour("ink") }]);
-      set.plugins.legend.labels.usePointStyle = true;
-    }
-    set.plugins.legend.display = sets.length > 1;
-    return { type: "bar", plugins: [marks(plan)], data: { labels, datasets: sets.map((one) => ({ grouped: stacked, ...one })) }, options: set };
-  }
-
-  function breakdown(d) {
+  function bars(d) {
+    const unit = d.unit.split(" ")[0];
     const sets = Object.entries(d.terms).map(([name, values]) => ({
       label: d.names[name], data: values, backgroundColor: colour(name), barPercentage: 0.75, pointStyle: "rectRounded",
     }));
-    return bars(d.labels, sets, d.plan, "ms per step", true);
-  }
-
-  const memory = (d) => bars(d.labels, [{
-    label: "measured", data: d.peaks, backgroundColor: colour("compute"), barPercentage: 0.75, pointStyle: "rectRounded",
-  }], d.plan, "MB on the fullest rank", false);
-
-  function curves(d, y, first, tell, thick = true) {
-    const few = thick && d.lines.length <= 6;
-    const sets = d.lines.map((line, i) => ({
-      label: line.name, data: line.points.map(([x, v, at]) => ({ x, y: v, at, file: line.file })),
-      borderColor: series(i + first), backgroundColor: series(i + first), pointRadius: 0, pointHitRadius: 6,
-      borderWidth: few && !first ? Math.max(1.5, 1.5 + 3.5 * (Math.min(d.lines.length, 4) - 1 - i)) : 1.5, pointStyle: "line",
-      order: d.lines.length - i,
-    }));
-    const whole = { color: colour("faint"), maxRotation: 0, precision: 0, callback: short };
-    const set = options(axis(d.unit || "step", { type: "linear", ticks: whole }), y, {
-      title: (items) => (items.length ? (d.unit || "step") + " " + items[0].parsed.x : ""),
-      label: (item) => item.dataset.label + ": " + tell(item.parsed.y),
-      afterLabel: (item) => (item.raw.at ? item.raw.file + " line " + item.raw.at : ""),
-    });
-    set.plugins.legend.display = d.lines.length <= 24;
-    return { type: "line", data: { datasets: sets }, options: set };
+    const set = options(
+      axis(d.unit, { stacked: true, beginAtZero: true, suggestedMax: Math.max(0, ...d.plan.map((v) => v || 0)) * 1.02 }),
+      axis("", { stacked: true, type: "category", labels: d.labels, grid: { display: false }, title: { display: false },
+        ticks: { color: colour("ink"), autoSkip: false } }),
+      {
+        label: (item) => item.dataset.label + ": " + short(item.parsed.x) + " " + unit,
+        footer: (items) => (items.length && d.plan[items[0].dataIndex] ? "planned: " + short(d.plan[items[0].dataIndex]) + " " + unit : ""),
+      }, { indexAxis: "y", parsing: true, interaction: { mode: "index", axis: "y", intersect: false } });
+    if (d.plan.some((v) => v)) {
+      sets.push({ label: "planned", data: [], pointStyle: "line", rotation: 90, borderWidth: 3, borderColor: colour("ink"), backgroundColor: colour("ink") });
+    }
+    set.plugins.legend.display = sets.length > 1;
+    return { type: "bar", plugins: [marks(d.plan)], data: { labels: d.labels, datasets: sets }, options: set };
   }
 
   // the loss of a topic model is a sum over all documents: many digits, of which the last ones change
-  const sum = (v) => (Math.abs(v) >= 1e4 ? v.toLocaleString("en", { maximumSignificantDigits: 7 }) : short(v));
-  const loss = (d) => curves(d, axis("loss", { type: "linear", ticks: { color: colour("faint"), callback: sum } }), 0, (v) => (Math.abs(v) >= 1e4 ? sum(v) : v.toPrecision(6)));
-  const decades = (d) => {
-    const found = d.lines.flatMap((line) => line.points.map((p) => p[1]));
+  const full = (v) => (Math.abs(v) >= 1e4 ? v.toLocaleString("en", { maximumSignificantDigits: 7 }) : v && Math.abs(v) < 1e-3 ? short(v) : String(+v.toPrecision(6)));
+  const bytes = (v) => (v >= 1e9 ? v / 1e9 + " GB" : v >= 1e6 ? v / 1e6 + " MB" : v >= 1e3 ? v / 1e3 + " kB" : v + " B");
+  const tens = (tell) => ({ color: colour("faint"), maxRotation: 0, callback: (v) => (Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6 ? tell(v) : "") });
+  const decades = (found) => {
     if (!found.length) return { min: 1e-9, max: 1e-6 };
     const low = found.reduce((a, b) => Math.min(a, b)), high = found.reduce((a, b) => Math.max(a, b));
     return { min: 10 ** Math.floor(Math.log10(low)), max: 10 ** Math.ceil(Math.log10(high * 1.2)) };
   };
-  const tens = (tell) => ({ color: colour("faint"), maxRotation: 0, callback: (v) => (Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6 ? tell(v) : "") });
-  const difference = (d) => curves(d, axis("relative difference", {
-    type: "logarithmic", ...decades(d), ticks: tens((v) => v.toExponential(0)),
-  }), 1, (v) => v.toExponential(1));
 
-  const bytes = (v) => (v >= 1e9 ? v / 1e9 + " GB" : v >= 1e6 ? v / 1e6 + " MB" : v >= 1e3 ? v / 1e3 + " kB" : v + " B");
-  function links(d) {
+  function lines(d) {
+    const count = d.lines.length;
+    const wide = d.overlaid && count <= 6 ? Math.min(count, 4) : 0;
     const sets = d.lines.map((line, i) => ({
-      label: line.name, data: line.points.map(([x, y]) => ({ x, y, source: line.source })),
-      borderColor: series(i), backgroundColor: series(i), borderWidth: 2, pointRadius: 3.5, pointStyle: "circle",
+      label: line.name, data: line.points.map(([x, y, at]) => ({ x, y, from: at ? line.file + " line " + at : line.file || "" })),
+      borderColor: series(i), backgroundColor: series(i), borderWidth: 1.5 + 3.5 * Math.max(0, wide - 1 - i), order: count - i,
+      pointRadius: d.marked && line.points.length <= 40 ? 3 : 0, pointHitRadius: 6, pointStyle: d.marked ? "circle" : "line",
     }));
-    const set = options(
-      axis("size of the message", { type: "logarithmic", ticks: tens(bytes) }),
-      axis("Gbit/s", { type: "logarithmic", ...decades(d), ticks: tens(short) }),
-      {
-        title: (items) => (items.length ? bytes(items[0].parsed.x) : ""),
-        label: (item) => item.dataset.label + ": " + short(item.parsed.y) + " Gbit/s",
-        afterLabel: (item) => item.raw.source,
-      });
-    set.plugins.legend.display = d.lines.length <= 24;
-    Object.assign(set.plugins.legend.labels, { boxHeight: 7, boxWidth: 7 });
+    const tell = d.log_x ? bytes : (v) => d.unit + " " + v;
+    const x = d.log_x ? { type: "logarithmic", ticks: tens(bytes) }
+      : { type: "linear", ticks: { color: colour("faint"), maxRotation: 0, precision: 0, callback: short } };
+    const y = d.log_y ? { type: "logarithmic", ...decades(d.lines.flatMap((line) => line.points.map((p) => p[1]))), ticks: tens(short) }
+      : { type: "linear", beginAtZero: Boolean(d.from_zero), ticks: { color: colour("faint"), maxRotation: 0, callback: full } };
+    const set = options(axis(d.unit, x), axis(d.label, y), {
+      title: (items) => (items.length ? tell(items[0].parsed.x) : ""),
+      label: (item) => item.dataset.label + ": " + full(item.parsed.y),
+      afterLabel: (item) => item.raw.from,
+    });
+    set.plugins.legend.display = (count > 1 || Boolean(d.overlaid)) && count <= 24;
+    set.plugins.legend.labels.filter = (item, { datasets }) => datasets[item.datasetIndex].data.length > 0;
+    Object.assign(set.plugins.legend.labels, d.marked ? { boxHeight: 7, boxWidth: 7 } : {});
     return { type: "line", data: { datasets: sets }, options: set };
   }
-
-  const plain = (d) => {
-    const made = curves(d, axis(d.label, { type: "linear", beginAtZero: Boolean(d.from_zero) }), 0, short, false);
-    if (d.marked) made.data.datasets.forEach((set) => { set.pointRadius = set.data.length <= 40 ? 3 : 0; set.pointStyle = "circle"; });
-    made.options.plugins.legend.display = d.lines.length > 1 && d.lines.length <= 24;
-    return made;
-  };
 
   // a point for each trial of a sweep, the best first
   function scatter(d) {
@@ -241,14 +209,14 @@
   }
   const cut = (text) => (text.length > 18 ? "…" + text.slice(-17) : text);  // the end tells paths apart
 
-  const makers = { scaling, breakdown, loss, difference, memory, links, scatter };
+  const makers = { scaling, bars, lines, scatter };
 
   function draw() {
     charts.forEach((chart) => chart.destroy());
     charts = [];
     document.querySelectorAll("canvas[data-exhibit]").forEach((canvas) => {
-      const name = canvas.dataset.exhibit;
-      charts.push(new Chart(canvas, (makers[data[name].kind || name] || plain)(data[name])));
+      const shown = data[canvas.dataset.exhibit];
+      charts.push(new Chart(canvas, makers[shown.kind](shown)));
     });
     root.dataset.drawn = String(charts.length);
   }
