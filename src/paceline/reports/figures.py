@@ -89,14 +89,14 @@ def _draw_bars(axes: Any, data: dict[str, Any]) -> None:
 
 def _draw_lines(axes: Any, data: dict[str, Any]) -> None:
     lines = data["lines"]
-    marked = data.get("marked") and max(len(line["points"]) for line in lines) <= MOST_MARKED
+    style = "o-" if data.get("marked") and max(len(line["points"]) for line in lines) <= MOST_MARKED else "-"
     wide = min(len(lines), 4) if data.get("overlaid") and len(lines) <= 6 else 0
     for i, line in enumerate(lines):
         if line["points"]:
             xs, ys, *_ = zip(*line["points"], strict=True)
             width = 1.3 + 2.4 * max(0, wide - 1 - i)
             colour = COLOURS[i % len(COLOURS)]
-            axes.plot(xs, ys, "o-" if marked else "-", color=colour, linewidth=width, markersize=3.5, label=line["name"])
+            axes.plot(xs, ys, style, color=colour, linewidth=width, markersize=3.5, label=line["name"])
             if data.get("log_y"):
                 axes.set_yscale("log")
     axes.set(xlabel=data["unit"], ylabel=data["label"])

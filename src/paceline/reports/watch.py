@@ -20,7 +20,7 @@ from paceline.config import RunSpec
 from paceline.io import terminal
 from paceline.io.arguments import option_error
 from paceline.io.files import print_json, write_atomic
-from paceline.io.format import clock, duration, format_metrics, number, percent, size
+from paceline.io.format import clock, duration, format_metrics, number, percent, plural, size
 from paceline.io.table import UNKNOWN, Table
 from paceline.launch.heartbeat import STOPPED, read_beats
 from paceline.reports.charts import Chart, draw_lines, round_digits
@@ -28,7 +28,7 @@ from paceline.reports.page import PageHead, render_page
 from paceline.reports.run_view import split_stretches
 from paceline.runlog.events import extract_metrics, parse_event
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import describe_baseline, select_class_results
+from paceline.runlog.summary import describe_baseline
 
 EVERY_S = 1.0
 WINDOW = 200
@@ -155,8 +155,6 @@ def watch(
     serve: int | None = None,
 ) -> int:
     """Show a run until it ends; once if `once`, as JSON, or without a terminal. Keep `page` current, or `serve` it."""
-    import psutil
-
     run = RunDir.open(path)
     view = LiveView(run, run.recorded_spec())
     console = terminal.build_console()
@@ -168,7 +166,6 @@ def watch(
         with suppress(KeyboardInterrupt):
             _keep_page(view, page, serve, once)
         return 0
-    psutil.cpu_percent(interval=0.1)  # its later answers count from here
     if once or not console.is_terminal:
         console.print(render_view(view))
         return 0
@@ -223,12 +220,30 @@ def _dump_state(view: LiveView) -> dict[str, Any]:
     }
 
 
+def describe_progress(view: LiveView) -> dict[str, str]:
+    """Return the loss and speed of a run that made steps, its last evaluation and checkpoint, and its machine."""
+    main, step_s = view.main, view.step_s
+    rate, tokens = (main.mean(name) / step_s if step_s else 0.0 for name in ("batch", "tokens"))
+    speed = f"{number(rate, 3)} samples/s" + (f", {number(tokens, 3)} tokens/s" if tokens else "")
+    found = {"loss": number(main.steps[-1].get("loss")), "rate": f"{speed}, {duration(step_s)} per step"}
+    if evaluation := main.last["evaluate"]:
+        metrics, poor = format_metrics(extract_metrics(evaluation)), describe_baseline(evaluation)
+        found["evaluation"] = f"{metrics}  (step {evaluation.get('step') or 0:,})" + (f"; {poor}" if poor else "")
+    if saved := main.last["checkpoint"].get("step"):
+        found["checkpoint"] = f"step {saved:,}"
+    start = main.last["start"]
+    ranks = plural(start.get("ranks") or 1, "rank")
+    found["machine"] = f"{start.get('host')}, {ranks} on {start.get('device', '?')}"
+    return found
+
+
 def render_view(view: LiveView) -> Any:
+    """Return the state of a run as rich draws it: its progress, and a row for each rank."""
     from rich.console import Group
     from rich.table import Table as Grid
     from rich.text import Text
 
-    main, step_s = view.main, view.step_s
+    main, ranks = view.main, build_ranks_table(view)
     head = Text.assemble((view.run.name, "bold"), "  ", (view.status, STYLES.get(view.status, "bold yellow")))
     if not main.steps:
         return Group(head, Text("waiting for the first step", style="dim"))
@@ -238,25 +253,14 @@ def render_view(view: LiveView) -> Any:
     body = Grid.grid(padding=(0, 2))
     body.add_column(style="dim", no_wrap=True, min_width=NAMES)
     body.add_column(no_wrap=True)
-    losses = [s["loss"] for s in main.steps if "loss" in s]
-    body.add_row("loss", f"{number(losses[-1] if losses else None)}  {draw_sparkline(losses, 60)}")
-    rate, tokens = (main.mean(name) / step_s if step_s else 0.0 for name in ("batch", "tokens"))
-    speed = f"{number(rate, 3)} samples/s" + (f", {number(tokens, 3)} tokens/s" if tokens else "")
-    body.add_row("rate", f"{speed}, {duration(step_s)} per step")
-    body.add_row("step", _draw_bar(main, step_s))
-    if evaluation := main.last["evaluate"]:
-        metrics = format_metrics(extract_metrics(evaluation))
-        body.add_row("evaluation", f"{metrics}  (step {evaluation.get('step') or 0:,})")
-        if words := describe_baseline(evaluation):
-            body.add_row("", words)
-        for name, precision, recall, f1, support in (r.cells() for r in select_class_results(evaluation)[0]):
-            body.add_row("", f"{name:24.24}  precision {precision}  recall {recall}  F1 {f1}  of {support}")
-    if saved := main.last["checkpoint"].get("step"):
-        body.add_row("checkpoint", f"step {saved:,}")
+    for name, text in describe_progress(view).items():
+        if name == "loss":
+            text += f"  {draw_sparkline([step.get('loss') for step in main.steps], 60)}"
+        body.add_row(name, text)
+        if name == "rate":
+            body.add_row("step", _draw_bar(main, view.step_s))
     for text in main.notices:
         body.add_row("noticed", text)
-    body.add_row("machine", _describe_machine(main.last["start"]))
-    ranks = build_ranks_table(view)
     return Group(head, body, "", ranks) if ranks.rows else Group(head, body)
 
 
@@ -301,17 +305,6 @@ def _draw_bar(main: EventFollower, step_s: float) -> str:
     return f"{bar:<{BAR}} " + ", ".join(f"{TERMS[n]} {n} {percent(s)}" for n, s in shares.items())
 
 
-def _describe_machine(start: dict[str, Any]) -> str:
-    ranks = start.get("ranks", 1)
-    where = f"{start.get('host')}, {ranks} rank{'s' * (ranks != 1)} on {start.get('device', '?')}"
-    if start.get("host") != socket.gethostname():
-        return where
-    import psutil
-
-    memory = psutil.virtual_memory()
-    return f"{where}; cores {percent(psutil.cpu_percent() / 100)}, memory {size(memory.used)} of {size(memory.total)}"
-
-
 def draw_sparkline(values: Iterable[float | None], columns: int) -> str:
     known = _select_finite(values)
     if not known:
@@ -340,60 +333,42 @@ def render_watch_page(view: LiveView) -> str:
     """Render loss, throughput, what each rank uses and the last events; the page reloads itself until the run ends."""
     ended = bool(view.main.end)
     made = time.strftime("%Y-%m-%d %H:%M:%S") + ("" if ended else f", again every {REFRESH_S} s")
-    head = PageHead(view.run.name, describe_progress(view), made=made, refresh=0 if ended else REFRESH_S)
+    progress = ["waiting for the first step"]
+    if view.main.steps:
+        progress = [view.place, *(f"{name}: {text}" for name, text in describe_progress(view).items())]
+    verdict = [f"{view.status}: {progress[0]}", *progress[1:]]
+    head = PageHead(view.run.name, verdict, made=made, refresh=0 if ended else REFRESH_S)
     tables = [table for table in (build_ranks_table(view), _build_events_table(view.main)) if table.rows]
     parts = {"": ("loss", "rate", "use", "ranks", "events")}
     return render_page(head, _build_live_charts(view), tables, parts=parts)
 
 
-def describe_progress(view: LiveView) -> list[str]:
-    """Return the state of a run: its progress, loss and speed, its last evaluation."""
-    main, step_s = view.main, view.step_s
-    if not main.steps:
-        return [f"{view.status}: waiting for the first step"]
-    rate = f"{number(main.mean('batch') / step_s, 3)} samples/s, " if step_s else ""
-    lines = [f"{view.status}: {view.place}"]
-    lines.append(f"loss {number(main.steps[-1].get('loss'))}; {rate}{duration(step_s)} per step")
-    if evaluation := main.last["evaluate"]:
-        metrics, poor = format_metrics(extract_metrics(evaluation)), describe_baseline(evaluation)
-        lines.append(f"evaluation at step {evaluation.get('step') or 0:,}: {metrics}" + (f"; {poor}" if poor else ""))
-    return lines
-
-
 def _build_live_charts(view: LiveView) -> list[Chart]:
-    steps = view.main.steps
-    losses = [(step["step"], step.get("loss")) for step in steps]
-    rates = [(step["step"], step.get("batch", 0) / step["step_s"]) for step in steps if step.get("step_s")]
-    charts = [
-        _build_chart("loss", "Loss", "loss", {"loss": losses}),
-        _build_chart("rate", "Throughput", "samples/s", {"samples/s": rates}),
-        _chart_use(view, "device_share", 100.0, "% of the device") or _chart_use(view, "cores", 1.0, "cores"),
-    ]
-    return [chart for chart in charts if chart is not None]
-
-
-def _chart_use(view: LiveView, name: str, scale: float, label: str) -> Chart | None:
-    points = {
+    steps, devices = view.main.steps, any("device_share" in event for rank in view.ranks for event in rank.used)
+    name, scale, label = ("device_share", 100.0, "% of the device") if devices else ("cores", 1.0, "cores")
+    used = {
         f"rank {rank}": [(event.get("step") or 0, scale * event[name]) for event in follower.used if name in event]
         for rank, follower in enumerate(view.ranks)
     }
-    return _build_chart("use", "What each rank uses", label, points)
+    rates = [(step["step"], step.get("batch", 0) / step["step_s"]) for step in steps if step.get("step_s")]
+    losses = [(step["step"], step.get("loss")) for step in steps]
+    charts = [
+        Chart("loss", "Loss", "Training loss.", _draw_means({"loss": losses}, "loss"), tall=True),
+        Chart("rate", "Throughput", "Throughput, samples/s.", _draw_means({"samples/s": rates}, "samples/s")),
+        Chart("use", "What each rank uses", f"What each rank uses, {label}.", _draw_means(used, label)),
+    ]
+    return [chart for chart in charts if any(len(line["points"]) > 1 for line in chart.data["lines"])]
 
 
-def _build_chart(name: str, title: str, label: str, points: Mapping[str, Sequence[Point]]) -> Chart | None:
-    lines = [{"name": line, "points": _thin(some)} for line, some in points.items()]
-    if all(len(line["points"]) < 2 for line in lines):
-        return None
-    if name == "loss":
-        return Chart(name, title, "Training loss.", draw_lines(lines, label, overlaid=True), tall=True)
-    return Chart(name, title, f"{title}, {label}.", draw_lines(lines, label, from_zero=True))
-
-
-def _thin(points: Sequence[Point]) -> list[list[float]]:
-    """Return the means of at most `MAX_POINTS` stretches."""
-    known = [(step, value) for step, value in points if value is not None and math.isfinite(value)]
-    groups = split_stretches(known, MAX_POINTS)
-    return [[group[-1][0], round_digits(_mean(value for _, value in group))] for group in groups]
+def _draw_means(points: Mapping[str, Sequence[Point]], label: str) -> dict[str, Any]:
+    """Return lines through the means of at most `MAX_POINTS` stretches."""
+    lines = []
+    for name, some in points.items():
+        known = [(step, value) for step, value in some if value is not None and math.isfinite(value)]
+        groups = split_stretches(known, MAX_POINTS)
+        means = [[group[-1][0], round_digits(_mean(value for _, value in group))] for group in groups]
+        lines.append({"name": name, "points": means})
+    return draw_lines(lines, label, from_zero=label != "loss")
 
 
 def _build_events_table(main: EventFollower) -> Table:

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from paceline import __version__
-from paceline.config import DEFAULT, RunSpec, build_recorded_spec, build_spec
+from paceline.config import RunSpec, build_recorded_spec, build_spec
 from paceline.config import trust as trusting
 from paceline.config.registry import is_script
 from paceline.errors import RunFailed, UserError, did_you_mean
@@ -32,8 +32,7 @@ from paceline.io.safe_yaml import load_yaml, read_yaml_text
 from paceline.runlog.events import read_events
 from paceline.workload import LogFn
 
-COMMENT_COLUMN = 44
-WORKLOAD_LINE = re.compile(r"^workload: ([\w./:-]+) +# ", re.MULTILINE)
+WORKLOAD_LINE = re.compile(r"^workload: ([\w./:-]+)(?: +#.*)?$", re.MULTILINE)
 MAX_LISTED = 10
 PATIENCE_S = 40
 RESULT_FILES = ("spec.yaml", "measure.json", "links.json")  # of a run, a measurement, a measurement of links
@@ -186,7 +185,7 @@ class RunDir:
         return next(read_events(self.events_file(0), "start"), {})
 
     def rewrite(self, spec: RunSpec) -> None:
-        """Write the spec that the run starts or continues with, and where its values came from."""
+        """Write the spec that the run starts or continues with and, in another file, where its values came from."""
         write_json(self.origins_file, spec.origins)
         write_atomic(self.spec_file, _format_spec(spec, self.spec_file))
 
@@ -312,32 +311,11 @@ def _list_near_runs(path: Path) -> str:
 
 
 def _format_spec(spec: RunSpec, file: Path) -> str:
-    """Format every value on its own line, with its origin as a comment for people."""
-    lines = list(_iter_lines(_dump_absolute(spec), spec, "", ""))
-    width = min(COMMENT_COLUMN, max(len(text) for text, _ in lines))
-    head = f"# Every value of this run and where it came from. Run it again (paceline {__version__}) with\n"
-    head += f"#   paceline train {to_one_line(shlex.quote(str(file.resolve())))}\n"
-    return head + "".join(f"{text:<{width}}  # {origin}\n" if origin else f"{text}\n" for text, origin in lines)
-
-
-def _iter_lines(values: dict[str, Any], spec: RunSpec, prefix: str, indent: str) -> Iterator[tuple[str, str]]:
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        origin = to_one_line(spec.origin(key))
-        if isinstance(value, dict) and value:
-            yield f"{indent}{_dump_line(name)}:", "" if origin == DEFAULT else origin
-            yield from _iter_lines(value, spec, f"{key}.", indent + "  ")
-        else:
-            yield f"{indent}{_dump_line(name)}: {_dump_line(value)}", origin
-
-
-def _dump_line(value: Any, **style: Any) -> str:
-    """Dump a value as one line of YAML."""
-    text: str = yaml.safe_dump(
-        value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False, **style
-    )
-    text = text.removesuffix("\n").removesuffix("\n...")
-    return text if "\n" not in text else _dump_line(value, default_style='"')
+    """Format every value, below the command that runs them again."""
+    command = f"paceline train {to_one_line(shlex.quote(str(file.resolve())))}"
+    head = f"# Every value of this run. Run it again (paceline {__version__}) with\n#   {command}\n"
+    values = _dump_absolute(spec)
+    return head + str(yaml.safe_dump(values, width=math.inf, allow_unicode=True, sort_keys=False))
 
 
 def _dump_absolute(spec: RunSpec) -> dict[str, Any]:
