@@ -151,7 +151,6 @@ def example(name: str) -> None:
 class Scenario(NamedTuple):
     script: Callable[[], None]
     ranks: int = 1
-    steps_by: str = ""
 
 
 ALONE = (accumulating, two_optimizers, wrapped_optimizer, no_step, short, failing)
@@ -159,8 +158,6 @@ ON_TWO_RANKS = (three_ranks, ddp, by_themselves, fsdp, asynchronous)
 SCENARIOS = {
     **{script.__name__: Scenario(script) for script in ALONE},
     **{script.__name__: Scenario(script, ranks=2) for script in ON_TWO_RANKS},
-    "steps_by": Scenario(two_optimizers, steps_by="SGD"),
-    "steps_by_nobody": Scenario(two_optimizers, steps_by="Lion"),
     "each_by_itself": Scenario(wrapped_optimizer, ranks=2),
     "unused": Scenario(lambda: ddp(find_unused_parameters=True), ranks=2),
     "accelerate": Scenario(lambda: example("accelerate")),
@@ -177,7 +174,7 @@ def be_a_rank(name: str, scenario: Scenario, rank: int, port: int, folder: Path)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": scenario.ranks, "LOCAL_WORLD_SIZE": scenario.ranks}
     place |= {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()} if scenario.ranks > 1 else {})
-    request = RecordRequest(str(folder), STEPS, scenario.ranks, scenario.steps_by)
+    request = RecordRequest(str(folder), STEPS, scenario.ranks)
     if not name.endswith("alone"):
         os.environ[REQUEST_VARIABLE] = request.environ({})[REQUEST_VARIABLE]
         install_hooks()

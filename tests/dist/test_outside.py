@@ -54,8 +54,8 @@ def scenarios(tmp_path_factory):
 def seen(scenarios):
     def read(name):
         code = max(int(line) for line in (scenarios / name / "codes").read_text().split())
-        _, ranks, steps_by = SCENARIOS[name]
-        return read_script_times(scenarios / name, RecordRequest(str(scenarios / name), STEPS, ranks, steps_by), code)
+        request = RecordRequest(str(scenarios / name), STEPS, SCENARIOS[name].ranks)
+        return read_script_times(scenarios / name, request, code)
 
     return read
 
@@ -77,7 +77,7 @@ def test_accumulated_batches_add_up(scenarios, seen):
     assert times.peak_bytes_per_rank[0] > 1e7
 
 
-@pytest.mark.parametrize("name", ["wrapped_optimizer", "steps_by"])
+@pytest.mark.parametrize("name", ["wrapped_optimizer", "two_optimizers"])
 def test_a_step_is_counted_once(scenarios, seen, name):
     assert len(steps_of(scenarios, name)) == STEPS
     assert seen(name).seen.rank_batches == ()
@@ -113,8 +113,6 @@ def test_a_measured_script_computes_the_same(scenarios, script):
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("two_optimizers", AbortTrials, "--steps-by SGD"),
-        ("steps_by_nobody", AbortTrials, "--steps-by Lion"),
         ("no_step", AbortTrials, "without a training step"),
         ("short", AbortTrials, "after 3 steps of 7"),
         ("failing", RunFailed, "exit code 1: ValueError"),

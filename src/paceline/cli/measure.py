@@ -75,8 +75,6 @@ def _measure(args: Namespace, options: dict[str, Any]) -> Measurement:
     from paceline.measurement.measure import measure
 
     spec = load_spec(args.words, "measure")
-    if args.steps_by:
-        raise option_error("--steps-by", "it needs a command after  --  instead of a run file", "conflict")
     layouts = [word for word in args.layouts.split(",") if word]
     alone = "single" in layouts and not args.ranks
     ranks = parse_numbers(args.ranks or ("1" if layouts else "1,2"), "--ranks", different=True)
@@ -92,7 +90,7 @@ def _measure_command(args: Namespace, options: dict[str, Any]) -> Measurement:
     if args.words:
         raise option_error(args.words[0], "a command needs no run file; give one of them", "conflict")
     ranks = parse_numbers(args.ranks or "1,2", "--ranks", different=True)
-    return measure_command(args.command, ranks, steps_by=args.steps_by, **options)
+    return measure_command(args.command, ranks, **options)
 
 
 def _check_options(args: Namespace) -> dict[str, Any]:

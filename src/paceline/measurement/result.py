@@ -179,7 +179,9 @@ class Measurement(Tabular, Conclusions):
         return f"{self.name}: {self.verdict[0]}"
 
     def rows_of_table(self) -> list[dict[str, Any]]:
-        return [dump_measured_row(row) for row in self.rows]
+        rows = [dump_measured_row(row) for row in self.rows]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return [{name: row.get(name) for name in names} for row in rows]
 
     @property
     def file(self) -> Path:

@@ -156,26 +156,9 @@ class MeasuredRow(TimedRow):
 
 RowT = TypeVar("RowT", bound=TimedRow)
 
-ROW_KEYS = (
-    *("label", "ranks", "failed", "why", "layout", "global_batch", "passes", "fits", "outside", "threads", "device"),
-    "device_ranks",
-    *("repeats", "workers", "runs", "step_s", "step_s_low", "step_s_high", "data_s", "compute_s", "comm_s"),
-    *("exposed_s", "waiting_s", "load_s", "compiled_steps", "compiled_s"),
-    *("samples_per_s", "tokens_per_s", "peak_bytes_per_rank", "busy_s_by_rank", "parameters", "mfu", "usage"),
-    *("speedup", "speedup_low", "speedup_high", "speedups", "hours", "device_hours", "cost_usd"),
-    *("usd_per_million_samples", "recommended", "efficiency", "compute_over_comm", "slowest_rank"),
-    "slowest_over_others",
-)
-EMPTY_VALUES: dict[str, Any] = {
-    **dict.fromkeys(("failed", "why"), ""),
-    **dict.fromkeys(("runs", "peak_bytes_per_rank", "busy_s_by_rank", "speedups"), ()),
-    **dict.fromkeys(("fits", "outside", "recommended"), False),
-    **dict.fromkeys(("repeats", "compiled_steps", "compiled_s"), 0),
-    "usage": {},
-}  # others are null
-
 
 def dump_measured_row(row: MeasuredRow | FailedRow) -> dict[str, Any]:
+    """Return the values of a row by their names, with those that follow from others."""
     known = to_flat(row)
     if isinstance(row, MeasuredRow):
         slow = row.loads.slowest
@@ -185,7 +168,7 @@ def dump_measured_row(row: MeasuredRow | FailedRow) -> dict[str, Any]:
             "slowest_rank": slow and slow.rank,
             "slowest_over_others": slow and slow.over_others,
         }
-    return {key: known.get(key, EMPTY_VALUES.get(key)) for key in ROW_KEYS}
+    return known
 
 
 def parse_measured_row(values: Mapping[str, Any]) -> MeasuredRow | FailedRow:

@@ -26,7 +26,6 @@ class RecordRequest:
     folder: str
     steps: int
     ranks: int
-    steps_by: str = ""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> "RecordRequest | None":

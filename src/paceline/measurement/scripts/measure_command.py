@@ -45,7 +45,7 @@ def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes
     by_rank = [list(read_events(run.events_file(rank))) for rank in range(min(request.ranks, MOST_RANKS))]
     main = by_rank[0]
     if refused := next((event for events in by_rank for event in events if event["kind"] == "refused"), None):
-        raise (AbortTrials if refused["on_any_ranks"] else UserError)(refused["why"])
+        raise UserError(refused["why"])
     end = next((event for event in main if event["kind"] == "end"), {})
     if code and end.get("status") != "measured":
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
@@ -56,9 +56,6 @@ def read_script_times(path: Path, request: RecordRequest, code: int) -> RunTimes
     if missing := [str(rank) for rank, found in enumerate(steps) if not found]:
         if any(steps):
             raise UserError(f"rank {', '.join(missing)} made no training step, and others did; {quote_output(path)}")
-        if names := end.get("optimizers"):
-            wrong = f"--steps-by {request.steps_by}: no optimiser of that name made two steps"
-            raise AbortTrials(f"{wrong}; there are {', '.join(names)}")
         raise AbortTrials(f"the script ended without a training step of a torch optimiser; {quote_output(path)}")
     if len(steps[0]) < min(ENDED_EARLY, request.steps):
         ended = f"the script ended after {len(steps[0]) + 1} steps of {request.steps + 1}"
@@ -130,37 +127,34 @@ def measure_command(
     log: LogFn = lambda text: None,
     steps: int = STEPS,
     repeats: int = REPEATS,
-    **options: Any,
+    price: float | None = None,
+    retry: bool = False,
 ) -> Measurement:
     """Start a command on each number of ranks, several times, end it after some steps, and sum up what was seen.
 
-    `{ranks}` in a word becomes the number of ranks; a command without it is started once for each rank. Options:
-    `steps_by`, the optimiser whose steps count if there are several; `price` in USD per device and hour; `retry`
-    what failed before. The folder `out` (runs/NAME-measure) holds measure.json and what the script printed.
+    `{ranks}` in a word becomes the number of ranks; a command without it is started once for each rank. `price` is in
+    USD per device and hour; `retry` what failed before. The folder `out` (runs/NAME-measure) holds measure.json and
+    what the script printed.
     """
     command = check_command(words, ranks)
-    steps_by = options.get("steps_by") or ""
     trials = []
     for n in sorted(ranks):
-        run = partial(_run_and_read, command.on(n), RecordRequest("", steps, n, steps_by), log)
+        run = partial(_run_and_read, command.on(n), RecordRequest("", steps, n), log)
         trials.append(MeasureTrial(plural(n, "rank"), n, run))
     folder = Path(out or f"runs/{command.name}-measure")
-    request: dict[str, Any] = {"name": command.name, "steps": steps, "spec": {}}
-    request |= {"command": list(words), "steps_by": steps_by}
-    retry = options.get("retry", False)
+    request: dict[str, Any] = {"name": command.name, "steps": steps, "spec": {}, "command": list(words)}
     with complete_runs(folder, trials, repeats, request, _select_comparable, retry, log) as state:
         rows = build_rows(trials, state)
         batches = [row.batch.global_batch or 0 for row in drop_failed(rows)]
         same = len(batches) < 2 or 0 < max(batches) <= (1 + SAME_BATCH) * min(batches)
         state["kind"] = "strong" if same else "weak"
-        found = build_measurement(folder, state, rows, None, options.get("price"), {})
+        found = build_measurement(folder, state, rows, None, price, {})
         seen = [run for runs in collect_times(state).values() for run in runs.values()]
         return write_measurement(replace(found, notes=(*collect_script_notes(seen, steps), *found.notes)), state)
 
 
 def _select_comparable(state: Mapping[str, Any]) -> dict[str, Any]:
-    values = {key: state.get(key) for key in ("name", "steps", "steps_by")}
-    return {"command": shlex.join(state.get("command", ())), **values}
+    return {"command": shlex.join(state.get("command", ())), "name": state.get("name"), "steps": state.get("steps")}
 
 
 NO_SAMPLES = (

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-from weakref import ReferenceType, ref
 
 from paceline.errors import UserError
 from paceline.io.format import plural
@@ -83,19 +82,16 @@ class RecordedStep:
         return self.end if mark is None else mark
 
 
-class SeveralOptimizers(Exception):
-    """Two optimisers, its arguments, step in turn, and it is not known which of them ends a step."""
-
-
 class StepTracker:
-    """Track calls of `optimizer.step`, of which some are nested: an optimiser may wrap another."""
+    """Tell which calls of `optimizer.step` end a step: those of the first optimiser, without optimisers inside of it.
 
-    def __init__(self, steps_by: str = "") -> None:
-        self.steps_by = steps_by
-        self.names: list[str] = []  # Adam, Adam-2, …
-        self._name_of: dict[ReferenceType[Any], str] = {}
-        self._last = ""
+    Another one that steps twice in a row takes its place: the first is no longer in use.
+    """
+
+    def __init__(self) -> None:
         self._inside: list[Any] = []
+        self._ending: int | None = None
+        self._other: int | None = None
 
     def start(self, optimizer: Any) -> None:
         self._leave(optimizer)  # a step that raised an exception has no end
@@ -105,25 +101,15 @@ class StepTracker:
         self._leave(optimizer)
         if self._inside:
             return False
-        name = self._name_of.get(ref(optimizer)) or self._add_name(optimizer)
-        if self.steps_by:
-            return name == self.steps_by
-        order = self.names.index
-        self._last, last = name, self._last
-        if last and order(name) < order(last):
-            raise SeveralOptimizers(self.names, last)
-        return True
+        if self._ending is None or self._other == id(optimizer):
+            self._ending = id(optimizer)
+        ends = self._ending == id(optimizer)
+        self._other = None if ends else id(optimizer)
+        return ends
 
     def _leave(self, optimizer: Any) -> None:
         if optimizer in self._inside:
             del self._inside[self._inside.index(optimizer) :]
-
-    def _add_name(self, optimizer: Any) -> str:
-        kind = type(optimizer).__name__
-        same = sum(name.partition("-")[0] == kind for name in self.names)
-        self.names.append(f"{kind}-{same + 1}" if same else kind)
-        self._name_of[ref(optimizer)] = self.names[-1]
-        return self.names[-1]
 
 
 READ_LATER = 50  # until marks on a device are read
@@ -145,7 +131,7 @@ class StepRecorder:
         self.noted: list[Note] = []
         self._clock = build_timer("cpu")
         self.mark = self._clock.now
-        self._tracker = StepTracker(request.steps_by)
+        self._tracker = StepTracker()
         self._begin: Any = None
         self._compilations = 0
         self._done: deque[RecordedStep] = deque()
@@ -167,13 +153,8 @@ class StepRecorder:
         self._tracker.start(optimizer)
 
     def optimizer_ended(self, optimizer: Any, *call: Any) -> None:
-        try:
-            if not self._tracker.finish(optimizer):
-                return
-        except SeveralOptimizers as several:
-            names, last = several.args
-            turns = f"the script steps with {len(names)} optimisers in turn, {' and '.join(names)}"
-            self.refuse(f"{turns}; name the one that ends a step, as in  --steps-by {last}", on_any_ranks=True)
+        if not self._tracker.finish(optimizer):
+            return
         if self._events is None:
             self._start(optimizer)
         begin, end = self._begin, self.mark()
@@ -242,8 +223,6 @@ class StepRecorder:
         return found
 
     def close(self, status: str = "ended") -> None:
-        if self._events is None and self._tracker.names:
-            self._events = self._writer(find_rank_and_world()[0])
         if self._events is None:
             return
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -253,7 +232,7 @@ class StepRecorder:
             torch.cuda.synchronize()
             peak_bytes = int(torch.cuda.max_memory_allocated())
         self._write(0)
-        seen = {"optimizers": self._tracker.names, "aside": self.aside, "ddp": self.ddp}
+        seen = {"aside": self.aside, "ddp": self.ddp}
         self._events.write("end", status=status, steps=self._steps, peak_bytes=peak_bytes, **seen)
         self._events.close()
         self._events = None
@@ -270,9 +249,10 @@ class StepRecorder:
             time.sleep(0.01)
         exit_process(0)
 
-    def refuse(self, reason: str, on_any_ranks: bool = False) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
+        """Record why the script cannot be measured, and end this process."""
         with self._writer(find_rank_and_world()[0]) as events:
-            events.write("refused", why=reason, on_any_ranks=on_any_ranks)
+            events.write("refused", why=reason)
         exit_process(REFUSED_EXIT_CODE)
 
 
