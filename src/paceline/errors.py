@@ -143,21 +143,11 @@ def join_names(names: Sequence[str], most: int = 4) -> str:
 
 
 def suggest_path(path: Path) -> str:
-    """Return the end of a message that suggests an existing path of the same kind like this one; "" if none is near."""
-    folder, near = path.parent, [path.parent]
-    if not folder.is_dir():
-        near = [one for one in folder.parent.glob("*") if one.is_dir() and _are_alike(one.name, folder.name)]
-    found = [one for place in near for one in sorted(place.glob("*")) if _are_alike(one.stem, path.stem)]
-    shown = {one.stem: str(one) for one in found if one.suffix == path.suffix}
-    return did_you_mean(path.stem, shown, cutoff=0.0, shown=shown)
-
-
-def _are_alike(name: str, other: str) -> bool:
-    """Return whether one name starts with the other, or almost so, or few letters differ."""
-    short, long = sorted((name.lower(), other.lower()), key=len)
-    starts = len(short) > 1 and long.startswith(short)
-    near = (long, long[: len(short) + 1]) if len(short) > 4 else (long,)
-    return starts or any(difflib.SequenceMatcher(None, short, part).ratio() >= 0.75 for part in near)
+    """Return the end of a message that suggests an existing file in place of a missing one; "" if none is near."""
+    folder = next((one for one in path.parents if one.is_dir()), Path("/"))
+    found = sorted(folder.glob("*" if folder == path.parent else "*/*"))
+    shown = {str(one.relative_to(folder)): str(one) for one in found}
+    return did_you_mean(path.relative_to(folder), shown, cutoff=0.7, shown=shown)
 
 
 def did_you_mean(

@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from paceline.errors import Code, UserError, suggest_path
+from paceline.errors import Code, UserError
+from paceline.io.files import explain_unreadable
 from paceline.io.safe_yaml import YamlLimitError, load_yaml, read_yaml_text
 
 MAX_DEPTH = 16
@@ -60,15 +61,8 @@ def read_yaml_file(
         if isinstance(values, dict):
             return values, origins
         code, problem = "invalid-format", f"holds no sections; start it with  {example}"
-    except FileNotFoundError:
-        code, problem = "not-found", f"does not exist{suggest_path(file)}"
-    except IsADirectoryError:
-        is_run = (file / "spec.yaml").is_file()
-        problem = "is a folder" + (f"; to resume this run:  paceline train --resume {file}" if is_run else "")
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    except UnicodeDecodeError:
-        code, problem = "invalid-format", "is not a text in UTF-8"
+    except UserError:
+        raise
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -77,10 +71,8 @@ def read_yaml_file(
         code, problem = "invalid-format", f"is not YAML{at}: {reason}"
     except YamlLimitError as error:
         problem = str(error)
-    except UserError:
-        raise
-    except ValueError as error:  # a path that no file can have
-        problem = f"cannot be read: {error}"
+    except (OSError, ValueError) as error:
+        code, problem = explain_unreadable(file, error)
     if text.startswith("#!"):
         problem = f"is a script; to make a run file of it:  paceline adopt {file}"
     raise UserError(f"{kind} {str(file)!r} {problem}", code=code, key=str(file)) from None

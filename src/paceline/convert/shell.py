@@ -10,7 +10,6 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
@@ -33,10 +32,8 @@ SCOPES = ("subshell", "pipeline")
 LOOPS = ("while_statement", "for_statement", "c_style_for_statement")
 EXPANSION = re.compile(r"'[^'\n]*'|\\.|\$([A-Za-z_]\w*|\d)")
 """`$NAME`, or what holds none: a text in single quotes, and a character behind a backslash."""
-SKIPPED = ("comment", "test_command", "file_redirect", "herestring_redirect")
+SKIPPED = ("comment", "test_command", "file_redirect", "herestring_redirect", "heredoc_body")
 MAX_VALUE_CHARS = 1 << 16
-MAX_NODES = 100_000
-"""Visited in one script: functions that call each other twice could take for ever."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def evaluate_script(
     known: dict[str, Value] = dict(variables or {})
     if arguments:
         known[ARGUMENTS] = list(arguments)
-    evaluator = _Evaluator(known, dict.fromkeys(variables or (), True), line=1)
+    evaluator = _Evaluator(known, dict.fromkeys(variables or (), True))
     try:
         evaluator.run(re.sub(r"(?m)^[ \t]*\$ ", "", text))  # without the prompts of a guide
     except RecursionError:
@@ -91,12 +88,11 @@ def _parser() -> Parser:
 
 
 class _Evaluator:
-    def __init__(self, variables: dict[str, Value], exported: dict[str, bool], line: int) -> None:
+    def __init__(self, variables: dict[str, Value], exported: dict[str, bool]) -> None:
         """`exported` variables are true if they are inherited, and false if the script itself exports them."""
-        self.variables, self.exported, self.line = variables, exported, line
+        self.variables, self.exported = variables, exported
         self.functions: dict[str, Node] = {}
         self.script = ShellScript()
-        self.nodes = 0
 
     def run(self, text: str) -> None:
         text = re.sub(r"\\\s*\Z", "", text)  # a backslash that continues nothing
@@ -111,9 +107,6 @@ class _Evaluator:
         return {name: value if isinstance(value, str) else " ".join(value) for name, value in values.items()}
 
     def visit(self, node: Node) -> None:
-        self.nodes += 1
-        if self.nodes > MAX_NODES:
-            raise UserError(f"the shell script takes more than {MAX_NODES:,} steps to read", code="unreadable")
         children = node.named_children
         match node.type:
             case "variable_assignment":
@@ -195,34 +188,14 @@ class _Evaluator:
         return name, new if sum(map(len, new)) <= MAX_VALUE_CHARS else f"${name}"
 
     def call_with_redirects(self, node: Node) -> None:
-        """A command with redirections; a heredoc for a shell or for sbatch is a script itself."""
-        before = len(self.script.commands)
-        heredocs = [child for child in node.named_children if child.type == "heredoc_redirect"]
+        """Visit a command without its redirections; in `run > log a`, the `a` is a word of the command."""
         redirects = [child for child in node.named_children if child.type == "file_redirect"]
-        # `run > log a`: words behind the file belong to the command
         extra = [word for child in redirects for word in child.children_by_field_name("destination")[1:]]
         for child in node.named_children:
             if child.type == "command":
                 self.call(child, extra)
-            elif child not in (*heredocs, *redirects):
+            else:
                 self.visit(child)
-        reader = [Path(word).name for command in self.script.commands[before:] for word in command.words]
-        for heredoc in heredocs:
-            starts = [_text(child) for child in heredoc.named_children if child.type == "heredoc_start"]
-            for child in heredoc.named_children:
-                if child.type == "heredoc_body" and {*SHELLS, "sbatch"} & {*reader[:1], *reader[-1:]}:
-                    self.run_inner(_text(child), self.line_of(child), starts[0].startswith(("'", '"', "\\")))
-                elif not child.type.startswith("heredoc"):  # `cat <<EOF | python -`: the pipe is within the heredoc
-                    self.visit(child)
-
-    def run_inner(self, text: str, line: int, quoted: bool) -> None:
-        """Run the script in a heredoc, which sees exported variables or, unless it is quoted, all of them."""
-        variables = dict[str, Value](self.environment()) if quoted else dict(self.variables)
-        inner = _Evaluator(variables, dict.fromkeys(self.exported, True), line)
-        inner.run(text)
-        self.script.commands += inner.script.commands
-        self.script.errors += inner.script.errors
-        self.script.assumed |= inner.script.assumed
 
     def call(self, node: Node, extra: Sequence[Node] = ()) -> None:
         if node.has_error:
@@ -243,18 +216,14 @@ class _Evaluator:
             self.call_function(name, arguments)
         elif name == "eval":
             self.run(" ".join(arguments))
-        elif name == "shift":
-            given = self.variables.get(ARGUMENTS)
-            if isinstance(given, list):
-                self.variables[ARGUMENTS] = given[int(arguments[0]) if arguments and arguments[0].isdecimal() else 1 :]
-        elif name == "set" and arguments[:1] == ["--"]:
-            self.variables[ARGUMENTS] = arguments[1:]
+        elif name == "shift" or (name == "set" and "--" in arguments):
+            self.variables.pop(ARGUMENTS, None)
         elif name in SETS_VARIABLES:
             self.forget(found for word in arguments for found in re.findall(r"[A-Za-z_]\w*", word))
         else:
             assignments = [f"{key}={value}" for key, value in own.items()]
             environment = {**self.environment(), **own}
-            self.script.commands.append(ShellCommand([*assignments, *words], self.line_of(node), environment))
+            self.script.commands.append(ShellCommand([*assignments, *words], node.start_point[0] + 1, environment))
 
     def call_function(self, name: str, arguments: list[str]) -> None:
         body, outer = self.functions.pop(name), self.variables.get(ARGUMENTS)  # without it, recursion ends
@@ -267,10 +236,7 @@ class _Evaluator:
             self.variables[ARGUMENTS] = outer
 
     def add_error(self, node: Node) -> None:
-        self.script.errors.append((self.line_of(node), " ".join(_text(node).split())))
-
-    def line_of(self, node: Node) -> int:
-        return self.line + node.start_point[0]
+        self.script.errors.append((node.start_point[0] + 1, " ".join(_text(node).split())))
 
     def expand(self, node: Node, *, quoted: bool = False) -> list[str]:
         """Return the words of a node: several for an array or an unquoted text with blanks."""

@@ -9,8 +9,8 @@ from typing import Any
 from paceline.config.run_file import record_lines
 from paceline.convert.key_tables import KeyTable
 from paceline.convert.rules import Translation
-from paceline.errors import Code, UserError, suggest_path
-from paceline.io.files import read_text
+from paceline.errors import UserError
+from paceline.io.files import explain_unreadable, read_text
 from paceline.io.safe_yaml import PlainYamlLoader, YamlLimitError, load_yaml
 
 MAX_BYTES = 1 << 20
@@ -38,21 +38,14 @@ class Settings:
 
 def read_config_text(file: Path) -> str:
     """Return the text of a file that a person wrote."""
-    code: Code = "unreadable"
     try:
         text = read_text(file, MAX_BYTES, "utf-8-sig")
-        if "\0" not in text and text.strip():
-            return text
-        problem = "is not a text" if text.strip() else "is empty"
-    except FileNotFoundError:
-        code, problem = "not-found", f"does not exist{suggest_path(file)}"
-    except IsADirectoryError:
-        problem = "is a folder; name the files in it"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    except UnicodeDecodeError:
-        problem = "is not a text in UTF-8"
-    raise UserError(f"{file} {problem}", code=code)
+    except (OSError, ValueError) as error:
+        code, problem = explain_unreadable(file, error)
+        raise UserError(f"{file} {problem}", code=code) from None
+    if "\0" in text or not text.strip():
+        raise UserError(f"{file} {'is not a text' if text.strip() else 'is empty'}", code="unreadable")
+    return text
 
 
 def parse_json(text: str, name: str) -> dict[str, Any]:

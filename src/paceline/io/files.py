@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TypeVar, get_type_hints
 
-from paceline.errors import RunFailed, UserError
+from paceline.errors import Code, RunFailed, UserError, suggest_path
 from paceline.io.escape import replace_hidden
 from paceline.io.terminal import print_text
 
@@ -293,6 +293,20 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
 def read_text(path: Path, most: int = MAX_BYTES, encoding: str = "utf-8") -> str:
     """Read a whole text file."""
     return read_bytes(path, most).decode(encoding)
+
+
+def explain_unreadable(file: Path, error: Exception) -> tuple[Code, str]:
+    """Return the code and the predicate of the message for a text file that a user named and that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return "not-found", f"does not exist{suggest_path(file)}"
+    if isinstance(error, UnicodeDecodeError):
+        return "invalid-format", "is not a text in UTF-8"
+    if isinstance(error, IsADirectoryError):
+        is_run = (file / "spec.yaml").is_file()
+        return "unreadable", "is a folder" + (
+            f"; to resume this run:  paceline train --resume {file}" if is_run else ""
+        )
+    return "unreadable", f"cannot be read: {getattr(error, 'strerror', '') or error}"
 
 
 def _require_regular(mode: int, path: Path) -> None:

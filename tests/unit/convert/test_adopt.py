@@ -139,7 +139,7 @@ def test_command_as_option_or_after_dashes(write, ask, tmp_path, how):
 @pytest.mark.parametrize(
     ("name", "content", "code"),
     [
-        ("ds.json", b"\xff\xfe\x00\x01", "unreadable"),
+        ("ds.json", b"\xff\xfe\x00\x01", "invalid-format"),
         ("a.json", '{"train_batch_size": 1, "train_batch_size": 2}', "conflict"),
         ("a.json", '{"train_batch_size": 1', "invalid-format"),
         ("a.json", "[1]", "invalid-format"),
