@@ -1,15 +1,12 @@
 """The sizes of a decoder, and presets by name."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UserError, reject_value
-
-MAX_DIVISOR = 100_000
 
 
 @dataclass(frozen=True)
@@ -97,9 +94,8 @@ class DecoderShape:
 
 
 def find_divisors(number: int) -> list[int]:
-    """Return the divisors of a number; of a very large one, the small and the large ones."""
-    small = [d for d in range(1, min(math.isqrt(number), MAX_DIVISOR) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
+    """Return the divisors of a number, up to 1024."""
+    return [divisor for divisor in range(1, 1025) if number % divisor == 0]
 
 
 def _suggest_nearest(given: int, fits: list[int]) -> str:

@@ -32,7 +32,6 @@ NODE_TIMEOUT_S = 240.0
 FORWARDED_VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
 RENDEZVOUS_S = 20.0
 CONNECT_TRY_S, RETRY_S = 3.0, 0.2
-_port_result = partial(CheckResult, "network", "port of rank 0")
 
 
 def examine_nodes(nodes: Sequence[str], words: Sequence[str], out: Path, by: str = SSH) -> Examination:
@@ -153,7 +152,9 @@ def join_rendezvous(rank_info: RankInfo) -> Rendezvous:
             store.wait(came, timedelta(seconds=RENDEZVOUS_S))
         missing = [key for key in came if not store.check([key])]
     except (RuntimeError, OSError) as error:
-        raise RendezvousFailed(_describe_store_error(rank_info, error)) from None
+        remedy = f"ss -ltnp 'sport = :{rank_info.port}'  shows who answers there; another port:  export MASTER_PORT=…"
+        reason = get_first_line(error)
+        raise RendezvousFailed(_port_result(rank_info, reason, "free for rank 0", remedy)) from None
     if missing:
         ranks = ", ".join(key.split("/")[1] for key in missing)
         found = f"rank {ranks} of {world} has not come to {address} within {RENDEZVOUS_S:.0f} s"
@@ -192,34 +193,18 @@ def _open_store_in_thread(rank_info: RankInfo) -> Any:
 
 
 def _wait_for_rank_0(rank_info: RankInfo) -> None:
-    host, port = rank_info.address, rank_info.port
-    reason, remedy, end_s = "", "", time.monotonic() + RENDEZVOUS_S
+    reason, end_s = "no answer", time.monotonic() + RENDEZVOUS_S
     while time.monotonic() < end_s:
         try:
-            socket.create_connection((host, port), CONNECT_TRY_S).close()
+            socket.create_connection((rank_info.address, rank_info.port), CONNECT_TRY_S).close()
             return
-        except socket.gaierror as error:
-            reason, remedy = f"{host} does not resolve ({error.strerror})", "use an address, or a line in /etc/hosts"
-        except ConnectionRefusedError:
-            reason = f"nobody listens at {host}:{port}"
-            remedy = "is rank 0 started, with the same MASTER_ADDR and MASTER_PORT?"
-        except TimeoutError:
-            reason, remedy = f"no answer from {host}:{port}", f"a firewall drops it: open port {port}, or use another"
         except OSError as error:
-            reason, remedy = f"{host}:{port} cannot be reached: {error.strerror}", f"ip route get {host}"
+            reason = error.strerror or reason
         time.sleep(RETRY_S)
-    raise RendezvousFailed(_port_result(reason, "rank 0 listens, and can be reached", Health.WRONG, remedy))
+    remedy = "is rank 0 started, with the same MASTER_ADDR and MASTER_PORT? does a firewall drop it?"
+    raise RendezvousFailed(_port_result(rank_info, reason, "rank 0 listens, and can be reached", remedy))
 
 
-def _describe_store_error(rank_info: RankInfo, error: Exception) -> CheckResult:
-    reason = get_first_line(error)
-    address, port = f"{rank_info.address}:{rank_info.port}", rank_info.port
-    found, remedy = f"{address}: {reason}", ""
-    if "in use" in reason.lower():
-        found = f"{address} is taken"
-        remedy = f"ss -ltnp 'sport = :{port}'  shows by whom; another:  export MASTER_PORT={port + 1}"
-    elif "ping failed" in reason.lower():
-        found = f"another program answers at {address}"
-        remedy = f"is MASTER_ADDR={rank_info.address} the host of rank 0? "
-        remedy += f"another port:  export MASTER_PORT={port + 1}"
-    return _port_result(found, "free for rank 0", Health.WRONG, remedy)
+def _port_result(rank_info: RankInfo, reason: str, expected: str, remedy: str) -> CheckResult:
+    found = f"{rank_info.address}:{rank_info.port}: {reason}"
+    return CheckResult("network", "port of rank 0", found, expected, Health.WRONG, remedy)

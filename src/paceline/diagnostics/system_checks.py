@@ -29,7 +29,6 @@ from paceline.runlog.machine import describe_environment
 
 COMPARED_VERSIONS = ("paceline", "python", "torch", "numpy", "tokenizers", "cuda", "nccl", "driver")
 DRIVER = Path("/proc/driver/nvidia/version")
-LIBRARY_VARIABLES = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 MIN_FILES, MIN_PROCESSES, MIN_MEMORY_BYTES = 1024, 1024, 2e9
 MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 MEMORY_IN_USE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
@@ -81,10 +80,7 @@ def check_cuda(context: CheckContext) -> Iterator[CheckResult]:
             remedy = f"nvidia-smi  shows the driver's newest CUDA; install a torch for it, or a driver for {built}"
             yield result(f"{found}: {reason}", "devices that torch can use", Health.WRONG, remedy)
             return
-        others = [name for name in LIBRARY_VARIABLES if "nccl" in context.environ.get(name, "").lower()]
-        found += "".join(f", another by {name}" for name in others)
-        verdict = Health.LOOK if others else Health.OK
-        yield result(found, "matching versions", verdict, f"unset {' '.join(others)}  unless it is intended")
+        yield result(found, "matching versions")
 
 
 def _explain_no_cuda() -> str:
@@ -205,13 +201,10 @@ def check_shared_memory(context: CheckContext) -> Iterator[CheckResult]:
 
 def check_disk_space(context: CheckContext) -> Iterator[CheckResult]:
     folder = find_existing_folder(context.folder)
-    usage, inodes = shutil.disk_usage(folder), os.statvfs(folder)
+    usage = shutil.disk_usage(folder)
     remedy = "delete old runs and checkpoints, or write elsewhere with  --out FOLDER"
-    if inodes.f_files and not inodes.f_favail:
-        found, verdict = f"{folder}: no file can be added, though {size(usage.free)} are free", Health.WRONG
-    else:
-        found = f"{size(usage.free)} free of {size(usage.total)} at {folder}"
-        verdict = _judge_amount(usage.free, MIN_DISK_BYTES, ENOUGH_DISK_BYTES)
+    found = f"{size(usage.free)} free of {size(usage.total)} at {folder}"
+    verdict = _judge_amount(usage.free, MIN_DISK_BYTES, ENOUGH_DISK_BYTES)
     yield CheckResult("files", "room", found, f"{size(ENOUGH_DISK_BYTES)} or more", verdict, remedy)
 
 

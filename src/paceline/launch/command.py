@@ -133,14 +133,10 @@ def replace_process(command: Sequence[str], rank_info: RankInfo) -> None:
 def _find_program(name: str, environ: Mapping[str, str]) -> str:
     if (program := shutil.which(name, path=environ.get("PATH"))) is not None:
         return program
-    if name.endswith(".py") and Path(name).is_file():
-        message = f"{name} is not a program; type  {LAUNCH_EXAMPLE.replace('train.py', shlex.quote(name))}"
-    elif Path(name).is_file():
-        message = f"{name} cannot be run; type  chmod +x {shlex.quote(name)}"
-    else:
-        hint = f"; write the command without quotes around it: {LAUNCH_EXAMPLE}" if " " in name else ""
-        message = f"the command {name!r} is not found{hint}"
-    raise UserError(message, code="not-found", key=name)
+    if Path(name).is_file():
+        hint = f"is not a program; type  chmod +x {shlex.quote(name)},  or begin with  python {shlex.quote(name)}"
+        raise UserError(f"{name} {hint}", code="not-found", key=name)
+    raise UserError(f"the command {name!r} is not found; write it as  {LAUNCH_EXAMPLE}", code="not-found", key=name)
 
 
 def _start_error(program: str, error: OSError) -> UserError:

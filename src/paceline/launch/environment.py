@@ -135,12 +135,8 @@ def _derive_port(job: str) -> int:
 
 def _parse_numbers(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> tuple[int, ...]:
     for name in names:
-        if not environ.get(name):
-            given = next((other for other in names if environ.get(other)), "")
-            reason = f"{given}={environ[given]} is set, but {name} is not" if given else f"{name} is not set"
-            raise _environment_error(name, f"{reason}; {remedy}")
-        if not environ[name].isdecimal():
-            raise _environment_error(name, f"{name}={environ[name]} is not a number; {remedy}")
+        if not environ.get(name, "").isdecimal():
+            raise _environment_error(name, f"{name}={environ.get(name, '')} is not a number; {remedy}")
     return tuple(int(environ[name]) for name in names)
 
 
