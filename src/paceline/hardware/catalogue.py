@@ -112,8 +112,6 @@ class Cluster:
 
     def resized(self, devices: int) -> Cluster:
         """Return the cluster with another number of devices: whole nodes, or a part of one."""
-        if devices < 1:
-            raise _error(f"a cluster of {devices} devices cannot train; give 1 or more")
         if devices <= self.per_node:
             return replace(self, nodes=1, per_node=devices)
         if devices % self.per_node:
@@ -131,10 +129,7 @@ def load_catalogue(own: Path | None = None) -> dict[str, Device]:
         try:
             for row in csv.DictReader(io.StringIO(read_text(path), newline="")):
                 found.setdefault(row["name"], _parse_row(row))
-        except OSError as error:
-            message = f"catalogue {str(path)!r} cannot be read: {error.strerror}"
-            raise _error(message, "catalogue", "unreadable") from None
-        except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:
+        except (OSError, LookupError, ValueError, TypeError, AttributeError, csv.Error) as error:
             problem = f"({type(error).__name__}: {error}); its columns are those of {DATA_FILE}"
             message = f"catalogue {str(path)!r} is not a table of devices {problem}"
             raise _error(message, "catalogue", "invalid-format") from None
@@ -169,9 +164,7 @@ def find_device(name: str, own: Path | None = None) -> Device:
     if name.strip() in known:
         return known[name.strip()]
     wanted = _words(name)
-    if not wanted:
-        raise _error(f"{name!r} names no device; known: {', '.join(known)}", "device", "unknown-name")
-    fits = [d for key, d in known.items() if wanted <= _words(key) | {f"{d.memory_bytes / GB:.0f}gb"}]
+    fits = [d for key, d in known.items() if wanted and wanted <= _words(key) | {f"{d.memory_bytes / GB:.0f}gb"}]
     if not fits:
         near = {k.lower(): k for k in known}
         hint = did_you_mean(name.lower(), near, cutoff=0.3, shown=near)
@@ -208,21 +201,16 @@ def parse_cluster(text: str) -> Cluster:
     """Parse the short form of a cluster, or read its YAML file."""
     if text.endswith((".yaml", ".yml")):
         return read_cluster_file(Path(text))
-    form = re.fullmatch(r"(?:(\d+)\s*x\s*)?(\d+)\s*x\s*([^@+]+?)(?:@([^+]+))?(?:\+(.+))?", text.strip(), re.IGNORECASE)
+    count = r"([1-9]\d*)\s*x\s*"
+    form = re.fullmatch(rf"(?:{count})?{count}([^@+]+?)(?:@([^+]+))?(?:\+(.+))?", text.strip(), re.IGNORECASE)
     if form is None:
         raise _error(f"cluster {text!r} is not understood; write it as  {FORM}")
     nodes_text, count_text, name, link, network = form.groups()
     kind = find_device(name)
-    count, nodes = int(count_text), int(nodes_text) if nodes_text else 1
-    if count < 1 or nodes < 1:
-        raise _error(f"cluster {text!r} has no devices; give 1 or more")
-    if nodes_text is None and count > kind.per_node:
-        if count % kind.per_node:
-            below = count // kind.per_node * kind.per_node
-            near = f"use {below} or {below + kind.per_node}, or write the nodes, as 2x{count // 2}x{name.strip()}"
-            raise _error(f"cluster {text!r}: {count} devices are not whole nodes of {kind.per_node}; {near}")
-        nodes, count = count // kind.per_node, kind.per_node
-    return _build_cluster(kind, nodes, count, link, network)
+    devices = int(count_text)
+    if nodes_text is None and devices > kind.per_node:
+        return _build_cluster(kind, 1, kind.per_node, link, network).resized(devices)
+    return _build_cluster(kind, int(nodes_text or 1), devices, link, network)
 
 
 def _build_cluster(kind: Device, nodes: int, per_node: int, link: str | None, network: str | None) -> Cluster:

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import os
-import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline import __version__
-from paceline.config import ARGUMENT, COMMAND_LINE, DEFAULT, RunSpec
+from paceline.config import RunSpec
 from paceline.config.registry import is_script
-from paceline.errors import UserError, join_names
+from paceline.errors import UserError
 from paceline.io.arguments import format_slurm_time, option_error
 from paceline.io.escape import to_one_line
 from paceline.io.files import read_text
@@ -103,7 +101,6 @@ class LaunchWriter:
             name=name,
             job=self,
             run_file=self._read_run_file().rstrip("\n"),
-            reads=self._name_inputs(posixpath.dirname(POD_RUN_FILE)),
             command=f"exec torchrun {where} -m paceline {words}",
             requests=requests,
             limits={key: value for key, value in requests.items() if key != "cpu"},
@@ -116,7 +113,6 @@ class LaunchWriter:
             "skypilot.yaml.j2",
             name=to_dns_name(self.name),
             job=self,
-            reads=self._name_inputs("~"),
             device="accelerators" if self.on_gpu else "cpus",
             count=f"{model}:{self.cluster.per_node}" if self.on_gpu else "8+",
             command=shlex.join([*self.words, "--out", "/paceline-runs", "--resume-or-start"]),
@@ -178,17 +174,6 @@ class LaunchWriter:
             problem = f"{self.run_file} is a script, which must be in the image; write a run file that names it"
             raise option_error("--emit", problem, "not-supported")
         return read_text(self.run_file)
-
-    def _name_inputs(self, folder: str) -> str:
-        """Name the user's code and data in the run file, as seen by a machine that has the file in `folder`."""
-        spec, here, text = self.plan.spec, self.run_file.resolve().parent, self._read_run_file()
-        parts = {"model": spec.model, "data": spec.data}
-        keys = [(f"{name}.{key}", getattr(part, key)) for name, part in parts.items() for key in part.paths()]
-        code = spec.workload.rpartition(":")[0]
-        paths = [code] if code.endswith(".py") else []
-        paths += [str(path) for key, path in keys if path and spec.origin(key) not in (DEFAULT, COMMAND_LINE, ARGUMENT)]
-        seen = (path if path in text else posixpath.join(folder, os.path.relpath(path, here)) for path in paths)
-        return join_names([repr(posixpath.normpath(path) if path.startswith("/") else path) for path in seen])
 
     def _build_script(self, launcher: str, command: Sequence[str], head: str = "") -> str:
         if self.cluster.nodes > 1:

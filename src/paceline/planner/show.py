@@ -5,7 +5,7 @@ from itertools import zip_longest
 from typing import Any
 
 from paceline.hardware.catalogue import HOST
-from paceline.hardware.failures import describe_interval, expect_run
+from paceline.hardware.failures import describe_interval
 from paceline.io.format import format_short_duration, number, percent, size, wrap_lines
 from paceline.io.table import Column, Table
 from paceline.planner.advice import describe_base
@@ -13,7 +13,7 @@ from paceline.planner.candidates import PricedLayout, RejectedFamily, format_wor
 from paceline.planner.cost_model import PlanWording
 from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.plan import Plan
-from paceline.planner.rows import WORLD_G_PER_KWH, WORLD_SOURCE, PlanRow, Requirements
+from paceline.planner.rows import WORLD_G_PER_KWH, WORLD_SOURCE, PlanRow
 from paceline.planner.search import SearchResult
 
 MAX_CANDIDATES = 6
@@ -109,9 +109,7 @@ def _describe_failures(plan: Plan, verbose: bool) -> Iterator[str]:
     yield f"{expected} {percent(found.goodput)}: one device fails each {number(model.mtbf_h)} h ({model.source})."
     steps = max(1, round(found.best_interval_s / row.price.step_s))
     best = describe_interval(steps, save_s, model.mtbf_h, row.devices, row.price.step_s)
-    gain = found.hours - expect_run(model, row.devices, found.goodput * 3600 * found.hours, save_s).hours
-    saves = f"; that saves {format_run_time(gain)}" if gain > 0.01 * found.hours else ""
-    yield f"train.checkpoint_every={steps}: {best}{saves}."
+    yield f"train.checkpoint_every={steps}: {best}."
 
 
 def _describe_requirements(plan: Plan) -> str:
@@ -233,15 +231,11 @@ def _list_remarks(plan: Plan) -> Iterator[str]:
         yield f"{number(chosen.co2_kg, 3)} kg of CO2 at {grid:g} g per kWh{source}"
     if text := plan.cost_model.describe_pauses(chosen.price):
         yield text
-    if chosen is not plan.ranking.fastest and plan.requirements == Requirements():
-        yield "✓ is as fast as any within 5 %, with the fewest devices"
     fewest = ", the fewest that hold it" * (base.devices > 1)
     over = f"speed-ups are over {describe_base(plan.cost_model, base)}{fewest}"
     yield f"{over}{'; cost is over the cheapest' * _shows_cost(plan)}"
     if (plan.rates.take_spot or plan.rates.spot_usd is not None) and plan.cost_model.steps is not None:
         yield "Spot instances can be preempted; work since the last checkpoint is repeated."
-    if plan.spec.parallel.backend == "gloo" and not plan.target.whole.device.synchronous:
-        yield "priced with a device for each rank; with parallel.backend=gloo ranks can share one, and take turns"
     if (ceilings := plan.ceilings) is None or plan.target.shared:  # no law goes beyond the cores of a machine
         return
     serial = ceilings.serial_share
@@ -283,28 +277,17 @@ def _list_rejected(found: SearchResult) -> Iterator[str]:
         kinds.setdefault((*r.group, "tensor" in r.axes), r)
     shown = list(kinds.values())[:MAX_REJECTED]
     yield from (f"✗  {r.family}: {r.reason}" for r in shown)
-    slower, impossible = max(0, len(found.prices) - MAX_CANDIDATES), len(found.rejected) - len(shown)
-    more = [f"{slower} slower"] * (slower > 0) + [f"{impossible} impossible"] * (impossible > 0)
-    if more:
-        yield f"   … {' and '.join(more)} more, with every term, by  --json"
+    if len(found.rejected) > len(shown):
+        yield f"   … and {len(found.rejected) - len(shown)} more, by  --json"
 
 
-def _build_term_table(p: PricedLayout, wording: PlanWording, timeline: Timeline | None) -> Any:
-    import rich.table
-
-    table = rich.table.Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for head, numbers in (("memory per device", 0), ("", 1), (f"  time per {wording.step}", 0), ("", 1), ("", 0)):
-        table.add_column(head, justify="right" if numbers else "left", no_wrap=bool(numbers))
+def _build_term_table(p: PricedLayout, wording: PlanWording, timeline: Timeline | None) -> Table:
+    table = Table("memory per device", "", Column(f"  time per {wording.step}", "left"), "", Column("", "left"))
     memory = [(words, size(value)) for name, words in p.memory.terms.items() if (value := getattr(p.memory, name)) > 0]
     memory += [("total", size(p.memory.total_bytes)), ("  up to", size(p.memory_band_bytes[1]))]
     memory.append(("of", size(p.capacity_bytes)))
-    if p.memory.host_bytes:
-        memory.append(("host memory", size(p.memory.host_bytes)))
-        if p.layout.offload:
-            memory.append(("all ranks of a node", size(p.host_node_bytes)))
-            memory.append(("of", size(known) if (known := p.where.cluster.host_bytes) else "not known"))
-    if p.memory.disk_bytes:
-        memory.append(("left on disk", size(p.memory.disk_bytes)))
+    outside = {"host memory": p.memory.host_bytes, "left on disk": p.memory.disk_bytes}
+    memory += [(words, size(value)) for words, value in outside.items() if value]
     times = [
         (name, format_short_duration(value), words)
         for name, words in wording.times.items()

@@ -110,15 +110,10 @@ def _resolve_local(file: str | Path | None) -> TargetCluster:
     here = match_driver_name(gpus[0]) if gpus else None
     notes = []
     if found is not None and gpu is not None:
-        known = match_driver_name(gpu.name)
-        same = gpus[:1] == [gpu.name] or (known is not None and known == here)
-        if same or (not gpus and file is not None):
-            if known is None:  # links and power were not measured
-                problem = f"links and power of {gpu.name} are not in the catalogue; add them with  catalogue: mine.csv"
-                raise option_error("--calibration", f"{problem}  in a cluster file", "unknown-name")
+        known = match_driver_name(gpu.name)  # links and power are not measured
+        if known is not None and (known == here or (not gpus and file is not None)):
             return _local_gpus(max(1, len(gpus)), known.name, found)
-        unseen = "no GPU can be seen here; --calibration with that file plans it"
-        seen = f"this machine has {gpus[0]}" if gpus else unseen
+        seen = f"this machine has {gpus[0]}" if gpus else "no GPU can be seen here"
         notes.append(f"calibration of {gpu.name} not used ({found.file}): {seen}")
     if gpus and (file is None or gpu is not None):
         if here is not None:

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from paceline.planner.plan import plan
 from paceline.trainer.engines import accelerate_config, deepspeed_config
 from results import expect_error
 
-OWN = Path(__file__).resolve().parents[3] / "docs" / "examples" / "own_training.yaml"
 LM = """name: lm
 workload: lm
 model: {preset: 1b}
@@ -218,25 +216,10 @@ def test_skypilots_schemas_accept_the_task(documents, where):
         validate({**task, "num_node": 2}, schemas["task"])
 
 
-@pytest.mark.parametrize(
-    ("text", "pod", "machine"),
-    [
-        (OWN.read_text(), "/paceline/own_training.py", "~/own_training.py"),
-        (CLOUD_LM.replace("data: {", "data: {source: text, path: ../texts, "), "/texts", "~/../texts"),
-        (CLOUD_LM.replace("data: {", "data: {source: text, path: /shared/texts, "), "/shared/texts", "/shared/texts"),
-    ],
-)
-def test_what_the_run_reads_is_named_as_the_machines_see_it(tmp_path, text, pod, machine):
-    shutil.copy(OWN.with_suffix(".py"), tmp_path)
-    file = tmp_path / "run.yaml"
-    file.write_text(text)
-    found = plan(paceline.load(file), "1xH100")
-    kinds = ("kubernetes", "skypilot")
-    in_pod, on_machine = (text for kind in kinds for text in build_launch_files(found, file, kind).values())
-    assert f"# The run reads {pod!r}: put this into the image" in in_pod
-    assert f"# The run reads {machine!r}: add this to file_mounts" in on_machine
-    with expect_error("not-supported", "--emit"):  # a script must be in the image
-        build_launch_files(found, tmp_path / "train.py", "kubernetes")
+def test_a_script_must_be_in_the_image(folder):
+    found, _ = emitted(folder, "torchrun", "1xH100")
+    with expect_error("not-supported", "--emit"):
+        build_launch_files(found, folder / "train.py", "kubernetes")
 
 
 def test_names_become_what_others_can_take():

@@ -156,11 +156,6 @@ def test_the_cluster_of_the_run_file_is_used(tmp_path):
     assert plan(spec.replace({"cluster": "4xA100"})).target.devices == 4
 
 
-def test_ranks_that_could_share_a_device_are_mentioned(lm_file, ask):
-    assert "backend=gloo" in ask(lm_file, "parallel.backend=gloo", "--cluster", "2xH100", "-v")[1]
-    assert "backend=gloo" not in ask(lm_file, "--cluster", "2xH100")[1]
-
-
 @pytest.mark.parametrize(("strategy", "more"), [("fsdp", True), ("zero1", False), ("ddp", False)])
 def test_more_devices_are_advised_only_where_they_divide_what_does_not_fit(strategy, more):
     spec = paceline.load(ROOT / "recipes/lm_7b.yaml", [f"parallel.strategy={strategy}", "parallel.offload=false"])

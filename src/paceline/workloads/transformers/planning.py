@@ -20,7 +20,7 @@ from paceline.planner.formulas.shape import BlockShape
 from paceline.planner.model_inputs import USUAL_DEVIATION, TextStatistics, apply_frozen_groups, assume_mean_length
 from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype_sizes_of
 from paceline.workloads.transformers import ENTRY, model_files
-from paceline.workloads.transformers.architectures import CAUSAL, DEFAULT_DROPOUTS, Sizes, sizes_of
+from paceline.workloads.transformers.architectures import ARCHITECTURES, CAUSAL, Sizes, sizes_of
 from paceline.workloads.transformers.chat import PACKABLE, ChatCorpus, pack_lengths
 from paceline.workloads.transformers.model_files import ConfigFile, read_config
 from paceline.workloads.transformers.sections import LENGTH_STEP, TASKS
@@ -55,9 +55,8 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
         )
     if spec.origin("train.precision") == str(model.config):
         assumptions.append(f"{spec.train.precision}, as the config says; change it with  train.precision=fp32")
-    drops = (
-        model_files.find_dropouts({**DEFAULT_DROPOUTS.get(file.model_type, {}), **file.values}) if model.dropout else {}
-    )
+    usual = ARCHITECTURES.get(file.model_type, {}).get("dropouts", {})
+    drops = model_files.find_dropouts({**usual, **file.values}) if model.dropout else {}
     divided = model.task == "causal_lm" and file.model_type in CAUSAL and not drops
     if model.lora_rank and spec.train.precision in ("bf16", "fp8") and not file.bf16:
         assumptions.append('frozen weights in fp32, as the config does not say  "dtype": "bfloat16"')

@@ -12,7 +12,7 @@ from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan
 from paceline.workload import build_workload, find_repeated_layers
 from paceline.workloads.transformers import lora
-from paceline.workloads.transformers.architectures import DEFAULTS, READERS, sizes_of
+from paceline.workloads.transformers.architectures import ARCHITECTURES, sizes_of
 from paceline.workloads.transformers.build import build_config, build_sized_config, build_transformer
 from paceline.workloads.transformers.model_files import ConfigFile, read_config, suggest_settings
 from paceline.workloads.transformers.sections import TASKS
@@ -38,7 +38,7 @@ def saved_config(kind, folder, **more):
     return config, file
 
 
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_parameters_are_those_of_the_library(kind, tmp_path):
     import transformers
 
@@ -59,10 +59,10 @@ def test_parameters_are_those_of_the_library(kind, tmp_path):
     assert seen
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize("kind", [kind for kind, row in ARCHITECTURES.items() if "num_key_value_heads" in row.get("defaults", {})])
 def test_missing_keys_have_library_defaults(kind, tmp_path):
     config, _ = saved_config(kind, tmp_path, hidden_size=64, num_attention_heads=32)
-    values = {name: value for name, value in config.to_dict().items() if name not in DEFAULTS[kind]}
+    values = {name: value for name, value in config.to_dict().items() if name not in ARCHITECTURES[kind]["defaults"]}
     values |= {"mlp_bias": True, "qkv_bias": False}  # which few of these architectures have
     model = build_transformer(build_sized_config(ConfigFile(tmp_path / "config.json", values)), "causal_lm")
     assert sizes_of(values).parameters() == sum(p.numel() for p in model.parameters())
