@@ -237,12 +237,10 @@ def _check_expert(parallel: Parallel, strategy: str, ranks: int) -> None:
 
 def check_experts(layout: Layout, key: str, experts: int) -> None:
     """Raise UserError unless the ranks of `expert` can have equal parts of so many experts."""
-    given = f"parallel.expert={layout.expert}"
-    if layout.expert > 1 and not experts:
-        raise _error(f"{given}: the model has no experts; use parallel.expert=1", "expert", "not-supported")
-    if layout.expert > 1 and experts % layout.expert:
-        fits = max(n for n in range(1, layout.expert) if experts % n == 0)
-        raise _error(f"{given} does not divide {key}={experts}; use parallel.expert={fits}", "expert")
+    if layout.expert > 1 and (not experts or experts % layout.expert):
+        fits = max(n for n in range(1, layout.expert) if experts % n == 0) if experts else 1
+        reason = f"parallel.expert={layout.expert} does not divide {key}={experts}; use parallel.expert={fits}"
+        raise _error(reason, "expert", "conflict" if experts else "not-supported")
 
 
 def check_context(layout: Layout, key: str, tokens: int) -> None:
@@ -328,18 +326,14 @@ def _find_conflicts(spec: RunSpec, strategy: str) -> Iterator[str]:
     if reduce != "exact" and (divided or strategy == "zero1" or (stage >= 2 and not rounds)):
         others = ", zero2, fsdp or hsdp" * rounds
         yield f"reduce={reduce} is for data parallelism; use parallel.strategy=ddp{others} alone"
-    if parallel.wrap != "layers" and not own and stage >= 2:
-        yield f"wrap={parallel.wrap} is for parallel.engine=torch, not {engine}"
     if parallel.backend == "nccl" and parallel.device == "cpu":
         yield "backend=nccl connects CUDA devices, but parallel.device=cpu; use parallel.backend=gloo"
     if own and parallel.engine_config is not None:
         yield "engine_config is for parallel.engine=deepspeed or accelerate, not torch"
-    if not own and (divided or reduce != "exact"):
-        yield f"engine={engine} spreads data and optimiser state alone; use parallel.engine=torch for the rest"
-    if not own and (train.weights, train.optimizer_state) != ("fp32", "fp32"):
-        yield f"engine={engine} keeps weights and optimiser states in fp32; use parallel.engine=torch"
-    if not own and train.optimizer == "muon":
-        yield f"engine={engine} hands the optimiser parts of matrices, and muon needs whole ones; use torch"
+    whole = train.weights == train.optimizer_state == "fp32" and train.optimizer != "muon"
+    if not own and (divided or reduce != "exact" or not whole or parallel.wrap != "layers"):
+        alone = "spreads data and optimiser state alone, in fp32 and by layers, and not for muon"
+        yield f"engine={engine} {alone}; use parallel.engine=torch for the rest"
     if parallel.offload and train.optimizer == "muon":
         yield "offload=true keeps matrices in host memory, and train.optimizer=muon gathers them; leave it out"
     if reduce in ("local_sgd", "diloco") and train.optimizer_state == "8bit":
@@ -366,16 +360,11 @@ def _micro_batch(parallel: Parallel, per_rank: int) -> int:
     stages = parallel.pipeline
     if stages == 1:
         return min(parallel.micro_batch or per_rank, per_rank)
-    if per_rank < stages:
-        advice = f"train.global_batch={parallel.ranks // parallel.tensor} or more, or parallel.pipeline={per_rank}"
-        reason = f"a pipeline of {stages} ranks needs {stages} passes, but a data-parallel rank has {per_rank} samples"
-        raise _error(f"{reason} per step; use {advice}", "pipeline")
     wanted = parallel.micro_batch or max(1, per_rank // (2 * stages))
-    passes = math.ceil(per_rank / wanted)
-    if passes < stages:
-        few = f"{passes} pass{'es' * (passes > 1)} of {per_rank} samples, fewer than the {stages} ranks of the pipeline"
-        advice = f"use parallel.micro_batch={per_rank // stages} or less"
-        raise _error(f"parallel.micro_batch={wanted} makes {few}; {advice}", "micro_batch")
+    if (passes := math.ceil(per_rank / wanted)) < stages:
+        key, most = ("pipeline", per_rank) if per_rank < stages else ("micro_batch", per_rank // stages)
+        has = f"the {per_rank} samples of a data-parallel rank are {passes} of micro_batch={wanted}"
+        raise _error(f"a pipeline of {stages} ranks needs {stages} passes, and {has}; use parallel.{key}={most}", key)
     return wanted
 
 

@@ -91,7 +91,7 @@ def test_a_short_form_that_says_nothing_or_something_twice_is_refused(words):
         (16, {"ranks": 2, "offload": True}, "parallel.offload", "parallel.strategy=fsdp"),
         (16, {"ranks": 2, "strategy": "zero1", "reduce": "bf16"}, "parallel.reduce", "ddp, zero2"),
         (16, {"ranks": 2, "strategy": "fsdp", "reduce": "powersgd"}, "parallel.reduce", "ddp alone"),
-        (16, {"ranks": 2, "strategy": "fsdp", "engine": "deepspeed", "wrap": 9}, "parallel.wrap", ""),
+        (16, {"ranks": 2, "strategy": "fsdp", "engine": "deepspeed", "wrap": 9}, "parallel.engine", "torch"),
         (16, {"ranks": 2, "backend": "nccl", "device": "cpu"}, "parallel.backend", "parallel.backend=gloo"),
         (16, {"ranks": 2, "engine_config": "x.json"}, "parallel.engine_config", ""),
         (16, {"ranks": 2, "engine": "deepspeed", "tensor": 2}, "parallel.engine", "parallel.engine=torch"),

@@ -175,7 +175,7 @@ def run_calibrate(args: Namespace) -> int:
         return run_recalibrate(args)
     from torch import cuda
 
-    from paceline.planner.calibration.calibrate import build_calibration_table, calibrate_machine
+    from paceline.planner.calibration.calibrate import calibrate_machine
     from paceline.planner.calibration.calibration import default_calibration_path, describe_calibration_file
 
     ranks = parse_numbers(args.ranks, "--ranks")
@@ -201,7 +201,5 @@ def run_calibrate(args: Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    console = build_console()
-    console.print(build_calibration_table(path))
-    console.print(describe_calibration_file(path), soft_wrap=True)
+    print_text(describe_calibration_file(path))
     return 0

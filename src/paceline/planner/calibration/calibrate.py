@@ -9,25 +9,16 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from paceline.io.format import duration, number, size
-from paceline.io.table import Table
 from paceline.launch.environment import detect_rank
 from paceline.launch.local import run_ranks
 from paceline.launch.process_group import create_subgroup, join_ranks
-from paceline.planner.calibration.calibration import (
-    CALIBRATION_FORMAT,
-    CPU_LAYER,
-    AcceleratorRates,
-    RankRates,
-    read_calibration,
-)
+from paceline.planner.calibration.calibration import CALIBRATION_FORMAT, CPU_LAYER
 from paceline.planner.formulas.placement import DTYPE_SIZES
 from paceline.planner.formulas.shape import LAUNCHES_PER_OPERATION
 from paceline.runlog.machine import MachineLoad, describe_environment
@@ -140,24 +131,6 @@ def _measure_rank(
                 reduces[n] = [measure_all_reduce_s(sent, group, repeats) for sent in REDUCED_BYTES]
             together()
     return rates, reduces
-
-
-def build_calibration_table(path: Path) -> Table:
-    columns = ("ranks", "threads", "products", "attention", "element-wise", "update", "launch", "all-reduce")
-    out, found = Table(*columns, left=0), read_calibration(path)
-
-    def add(name: str, threads: str, row: RankRates | AcceleratorRates, all_reduce: str) -> None:
-        flops = (f"{number(rate / 1e9, 3)} GF/s" for rate in (row.matmul_fit()[0], row.attention_flops_s))
-        moved = (f"{size(rate)}/s" for rate in (row.moved_bytes_s, row.update_bytes_s))
-        out.add_row(name, threads, *flops, *moved, f"{number(row.launch_s * 1e6, 3)} µs", all_reduce)
-
-    for row in found.measured:
-        call_s, ring_bytes_s = row.all_reduce_fit()
-        all_reduce = f"{duration(call_s)} + {size(ring_bytes_s)}/s" if row.ranks > 1 else "-"
-        add(str(row.ranks), str(row.threads), row, all_reduce)
-    if found.gpu is not None:
-        add(found.gpu.name, "-", found.gpu, "-")
-    return out
 
 
 @dataclass(frozen=True)

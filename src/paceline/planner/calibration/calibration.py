@@ -4,7 +4,7 @@ import math
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -62,11 +62,6 @@ class AcceleratorRates:
     def matmul_fit(self) -> tuple[float, float]:
         """Return (FLOP/s of a large product, tiles that reach half of it), nearest to what was measured."""
         return compute.fit_matmul_rate(self.matmuls, GPU_HALF_TILES)
-
-    @property
-    def attention_flops_s(self) -> float:
-        flops = sum(2.0 * d * b * h * s * s for b, h, s, d, _ in self.attentions)
-        return (1 + compute.FUSED_BACKWARD) * flops / sum(took_s for *_, took_s in self.attentions)
 
     def attention_fit(self, rate: float, fp32_flops_s: float, packed: bool = False) -> float:
         """Fit the efficiency of its products to the times of all sizes, less the cost of each score."""

@@ -447,36 +447,33 @@ def fill_masks(work: TransformersModel, model: nn.Module, batch: Batch) -> Mappi
 
 def write_targets(work: TransformersModel, model: nn.Module, batch: Batch) -> Mapping[str, Any]:
     """Return what the decoder writes, always the likeliest token, up to data.max_length tokens."""
-    library: Any = model
-    inputs, config = batch.inputs, work.config
-    encoded = library.get_encoder()(**inputs)
-    ids = torch.full_like(inputs["input_ids"][:, :1], work.start_token)
-    ended = torch.zeros_like(ids, dtype=torch.bool)
-    for _ in range(work.texts.max_length):
-        states = {"encoder_outputs": encoded, "attention_mask": inputs["attention_mask"], "use_cache": False}
-        following = library(decoder_input_ids=ids, **states).logits[:, -1:].argmax(-1)
-        ids = torch.cat([ids, torch.where(ended, config.pad_token_id or 0, following)], 1)
-        ended |= following == config.eos_token_id if config.eos_token_id is not None else ended
-        if ended.all():
-            break
-    return {"text": _decode(work, ids[:, 1:], torch.ones_like(ids[:, 1:]))}
+    config, start = work.config, work.start_token
+    ends = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id or 0}
+    most = {"max_new_tokens": work.texts.max_length, "do_sample": False, "num_beams": 1}
+    ids = _generate(model, batch.inputs, decoder_start_token_id=start, **ends, **most)[:, 1:]
+    return {"text": _decode(work, ids, torch.ones_like(ids))}
 
 
 def continue_tokens(
     model: nn.Module, ids: list[int], ends: list[int], tokens: int, temperature: float, top_k: int, seed: int
 ) -> list[int]:
     """Return what the model draws after these tokens, without the one that ends it."""
+    given = torch.tensor([ids], device=next(model.parameters()).device)
+    inputs = {"input_ids": given, "attention_mask": torch.ones_like(given)}
+    draw = {"do_sample": True, "temperature": temperature, "top_k": top_k, "max_new_tokens": tokens}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        found = _generate(model, inputs, **draw, eos_token_id=ends, pad_token_id=ends[0])
+    written: list[int] = found[0, len(ids) :].tolist()
+    return written[:-1] if written and written[-1] in ends else written
+
+
+def _generate(model: nn.Module, inputs: Mapping[str, Tensor], **how: Any) -> Tensor:
     from transformers import GenerationConfig
 
     library: Any = model
-    given = torch.tensor([ids], device=library.device)
-    draw = {"do_sample": True, "temperature": temperature, "top_k": top_k, "max_new_tokens": tokens, "use_cache": True}
-    config = GenerationConfig(**draw, eos_token_id=ends, pad_token_id=ends[0])
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        found = library.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
-    written: list[int] = found[0, len(ids) :].tolist()
-    return written[:-1] if written and written[-1] in ends else written
+    found: Tensor = library.generate(**inputs, generation_config=GenerationConfig(use_cache=True, **how))
+    return found
 
 
 def _decode(work: TransformersModel, ids: Tensor, mask: Tensor) -> np.ndarray:

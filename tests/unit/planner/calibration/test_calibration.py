@@ -14,7 +14,7 @@ from paceline.cli import plan as verb
 from paceline.io.files import write_json
 from paceline.planner import target
 from paceline.planner.calibration import calibrate, gpu_probes
-from paceline.planner.calibration.calibrate import CPU_MATMULS, build_calibration_table, product_name
+from paceline.planner.calibration.calibrate import CPU_MATMULS, product_name
 from paceline.planner.calibration.calibration import (
     CALIBRATION_FORMAT,
     GPU_LAYER,
@@ -31,7 +31,7 @@ from paceline.planner.plan import plan
 from paceline.planner.show import render_plan
 from paceline.planner.target import resolve_target
 from plan_specs import classifier, lm
-from results import expect_error, render_text
+from results import expect_error
 
 PEAK = 50e9
 FACTS = {"host": "desk", "cpu": "made up", "cores": 2, "memory_bytes": 16e9, "date": "2026-01-01", "torch": "2"}
@@ -131,7 +131,6 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
         assert 1e7 < row.moved_bytes_s < 1e12
         assert 1e-8 < row.launch_s < 1e-3
     assert found.measured[1].all_reduce_fit() > (1e-6, 1e5)
-    assert len(calibrate.build_calibration_table(path).rows) == 2
     assert plan(docstrings(), "local", [1, 2], calibration=path).chosen is not None
 
 
@@ -178,7 +177,6 @@ LM = lm("gpt2", 32, 1024, 50_257)
 def test_fits_of_a_device_find_what_was_put_in(gpu_file):
     found = read_calibration(gpu_file).gpu
     assert found.matmul_fit() == pytest.approx((RATE, HALF))
-    assert found.attention_flops_s == pytest.approx(300e12)
     assert found.attention_fit(RATE, math.inf) == pytest.approx(0.5, rel=0.3)  # and tiles on the diagonal are whole
     assert found.attention_fit(RATE, 67e12) > found.attention_fit(RATE, math.inf)  # scores are priced apart
 
@@ -189,7 +187,6 @@ def test_a_plan_of_this_machine_uses_the_measured_device(gpu_file):
     assert "H200" in found.target.whole.device.name
     assert found.target.at(1).cluster.device.memory_bytes == 150e9
     assert found.rows[0].price.where.physics.launch_s == 1e-6
-    assert "600,000 GF/s" in render_text(build_calibration_table(gpu_file), width=120)
     with expect_error("not-found", "--calibration"):  # of cores
         resolve_target("2x1xlocal+1Gb", gpu_file)
 

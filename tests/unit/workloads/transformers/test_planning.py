@@ -59,7 +59,9 @@ def test_parameters_are_those_of_the_library(kind, tmp_path):
     assert seen
 
 
-@pytest.mark.parametrize("kind", [kind for kind, row in ARCHITECTURES.items() if "num_key_value_heads" in row.get("defaults", {})])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, row in ARCHITECTURES.items() if "num_key_value_heads" in row.get("defaults", {})]
+)
 def test_missing_keys_have_library_defaults(kind, tmp_path):
     config, _ = saved_config(kind, tmp_path, hidden_size=64, num_attention_heads=32)
     values = {name: value for name, value in config.to_dict().items() if name not in ARCHITECTURES[kind]["defaults"]}
