@@ -108,3 +108,5 @@ def test_the_page_shows_the_lines_that_differ(origin):
     run_file = EXAMPLES / f"{origin}_after.yaml"
     assert origin not in ("accelerate", "lightning", "pytorch") or run_file.read_text().strip() in page
     assert len(page.splitlines()) <= 90
+    if origin == "pytorch":
+        assert len([line for line in differ if line[0] == "+"]) <= 8

@@ -1,6 +1,5 @@
 """A script with its own loop on several ranks: the same answer on any layout, however it was started or killed."""
 
-import difflib
 import re
 import runpy
 import signal
@@ -23,11 +22,7 @@ from script_runs import LOOP, script, script_spec, write_digits
 
 pytestmark = pytest.mark.usefixtures("warm_ranks")
 
-DOCS = Path(__file__).parents[2] / "docs"
-EXAMPLES = DOCS / "examples" / "moving"
-ORIGINS = ("pytorch", "ddp")
-MOST_LINES = 8
-MOST_OF_A_PAGE = 90
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "moving"
 DIES_ONCE = LOOP.replace("paceline.run()", "paceline.run('run.yaml')").replace(
     "    for x, y",
     """    from pathlib import Path
@@ -109,18 +104,3 @@ def test_the_page_from_ddp_runs_before_and_after(capfd, monkeypatch, tmp_path):
     assert [count for _, count in after] == ["203"] * 3
     assert min(float(before[-1][0]), float(after[-1][0])) > 0.9
     assert RunDir.open(tmp_path / "runs" / "circle").start()["ranks"] == 2
-
-
-@pytest.mark.parametrize("origin", ORIGINS)
-def test_a_page_shows_the_lines_that_differ(origin):
-    page = (DOCS / "moving" / f"{origin}.md").read_text(encoding="utf-8")
-    before, after = (
-        (EXAMPLES / f"{origin}_{word}.py").read_text(encoding="utf-8").splitlines() for word in ("before", "after")
-    )
-    shown = difflib.unified_diff(before, after, n=1, lineterm="")
-    lines = [line.rstrip() for line in shown if not line.startswith(("---", "+++", "@@"))]
-    assert "\n".join(lines) in page.replace("\n…\n", "\n")
-    assert len(page.splitlines()) <= MOST_OF_A_PAGE
-    if origin == "pytorch":
-        assert len([line for line in lines if line.startswith("+") and line.strip("+ ")]) <= MOST_LINES
-        assert (EXAMPLES / "pytorch_after.yaml").read_text(encoding="utf-8") in page

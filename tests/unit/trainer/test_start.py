@@ -192,15 +192,6 @@ def test_a_resumed_run_does_not_need_the_file_once_it_has_a_checkpoint(tmp_path,
     assert ask("train", "--resume", result.path, "--quiet").code == 0
 
 
-def test_another_run_begins_with_the_weights_of_one(tmp_path, run, weights, monkeypatch, ask):
-    monkeypatch.chdir(tmp_path)
-    assert ask("train", "--from", run.path, "train.steps=1", "train.lr=1e-30", "--quiet").code == 0
-    spec = RunDir(Path("runs/run-next")).spec()
-    assert (spec.model.init_from, spec.train.steps, spec.train.global_batch) == (run.path, 1, 10)
-    result = train(spec_of(name="again", **{"train.lr": 1e-30}), tmp_path, init_from=run.path, show=False)
-    assert torch.allclose(result.weights()["up.weight"], weights["up.weight"])
-
-
 def test_weights_and_texts_have_one_vocabulary(tmp_path, small, monkeypatch, ask):
     """Another run on other texts has the vocabulary of the first, unless its own is asked for, which is refused."""
     monkeypatch.chdir(tmp_path)
