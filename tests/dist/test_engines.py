@@ -287,26 +287,9 @@ def test_accelerate_launch_that_starts_one_process_of_two_is_noticed(small, tmp_
 # ------------------------------------------------------------------------------------------------------- refusals
 
 CUDA = {"parallel.device": "cuda"}
-LAUNCHED = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "true", "RANK": "0"}
-FSDP = {**LAUNCHED, "ACCELERATE_USE_FSDP": "true"}
-REFUSED = {
-    "hsdp": ({**deepspeed("hsdp"), "parallel.ranks": 4}, {}, "zero1, zero2 or zero3"),
-    "lars": ({**deepspeed("zero1"), "train.optimizer": "lars"}, {}, "use adamw, adam or sgd"),
-    "lamb": ({**deepspeed("ddp"), "train.optimizer": "lamb"}, {}, "use adamw, adam or sgd"),
-    "fp64": ({**deepspeed("zero1"), "train.precision": "fp64"}, {}, "no fp64"),
-    "offload": ({**deepspeed("ddp"), "parallel.offload": True}, {}, "ZeRO 0 would"),
-    "tensor": ({**deepspeed("ddp"), "parallel.tensor": 2}, {}, "parallel.engine=torch"),
-    "fp8": ({**deepspeed("zero1"), "train.precision": "fp8"}, {}, "it is Paceline's own; use bf16"),
-    "accelerate fp8": ({**ACCELERATE, "train.precision": "fp8"}, {}, "it is Paceline's own; use bf16"),
-    "accelerate fsdp": (accelerate("fsdp", **{"parallel.device": "cpu"}), {}, "Accelerate drops FSDP"),
-    "accelerate zero1": (accelerate("zero1"), {}, "use ddp, fsdp or zero2"),
-    "accelerate hsdp": (accelerate("hsdp", **{"parallel.ranks": 4}), {}, "use ddp, fsdp or zero2"),
-    "accelerate offload": (accelerate("fsdp", **{"parallel.offload": True, **CUDA}), {}, "not work with Accel"),
-    "launch precision": (ACCELERATE, {**LAUNCHED, "ACCELERATE_MIXED_PRECISION": "bf16"}, "--mixed_precision no"),
-    "launch fsdp": (ACCELERATE, FSDP, "no --use_fsdp"),
-    "launch fsdp 1": (accelerate("fsdp", **CUDA), {**FSDP, "FSDP_VERSION": "1"}, "--fsdp_version 2"),
-    "launch alone": (ACCELERATE, {"ACCELERATE_MIXED_PRECISION": "no"}, "started one process"),
-}
+REFUSALS = yaml.safe_load(Path(__file__).with_name("engine_refusals.yaml").read_text())
+REFUSED = REFUSALS.pop("refused")
+CONTRADICTIONS = {(kind, row): table["rows"][row] for kind, table in REFUSALS.items() for row in table["rows"]}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -315,24 +298,6 @@ def test_what_would_go_wrong_is_refused(small, case):
     spec = small.replace({"parallel.ranks": 2, **changes})
     with pytest.raises(UserError, match=said):
         engines.check_engine(spec, layout_of(spec), environ)
-
-
-CONTRADICTIONS = {
-    "batch": ({"train_batch_size": 32}, "train.global_batch=24"),
-    "micro": ({"train_micro_batch_size_per_gpu": 3}, "parallel.micro_batch=12"),
-    "clip": ({"gradient_clipping": 0.5}, "train.clip=1"),
-    "stage": ({"zero_optimization": {"stage": 3}}, "parallel.strategy=ddp"),
-    "offload": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "parallel.offload=false"),
-    "optimizer": ({"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}}, "decay=0 train.lr=0.0001"),
-    "unknown optimizer": ({"optimizer": {"type": "Lion"}}, "train.optimizer is adamw"),
-    "scheduler": ({"scheduler": {"type": "WarmupLR"}}, "train.warmup_steps=1000"),
-    "no number": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "x"}}}, "'x' is not a number"),
-    "fp16": ({"fp16": {"enabled": True}}, "train.precision=fp32"),
-    "bf16": ({"bf16": {"enabled": True}}, "train.precision=fp32"),
-    "sum": ({"gradient_allreduce_op": "sum"}, "is not supported"),
-    "not json": ("{", "is not JSON"),
-    "a list": ("[]", "holds a list"),
-}
 
 
 def test_sections_that_say_what_the_run_file_says_are_taken_and_not_handed_on(small, tmp_path):
@@ -352,41 +317,16 @@ def test_sections_that_say_what_the_run_file_says_are_taken_and_not_handed_on(sm
     assert not made.keys() & {"fp16", "optimizer", "scheduler", "torch_autocast"}
 
 
-YAML_CONTRADICTIONS = {
-    "processes": ({"num_processes": 4}, "parallel.ranks=2"),
-    "precision": ({"mixed_precision": "bf16"}, "train.precision=fp32"),
-    "kind": ({"distributed_type": "FSDP"}, "write MULTI_CPU"),
-    "deepspeed": ({"deepspeed_config": {"zero_stage": 1}}, "parallel.engine=deepspeed"),
-    "cpu": ({"use_cpu": False}, "parallel.device=cpu"),
-}
-FSDP_CONTRADICTIONS = {
-    "replicas": ({"distributed_type": "MULTI_GPU"}, "write FSDP"),
-    "fsdp 1": ({"fsdp_config": {"fsdp_version": 1}}, "fsdp_version is 1"),
-    "reshard": ({"fsdp_config": {"fsdp_reshard_after_forward": False}}, "parallel.strategy=zero3"),
-    "offload": ({"fsdp_config": {"fsdp_offload_params": True}}, "parallel.offload=false"),
-    "recompute": ({"fsdp_config": {"fsdp_activation_checkpointing": True}}, "Paceline recomputes"),
-    "layers": ({"fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "Other"}}, 'write "Block"'),
-}
-
-
 def with_own_file(small, folder, content, name, changes):
     text = content if isinstance(content, str) else json.dumps(content)  # which is YAML too
     (folder / name).write_text(text)
     return small.replace({"parallel.ranks": 2, **changes, "parallel.engine_config": str(folder / name)})
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "content", "said"),
-    [
-        *(("own.json", deepspeed("ddp"), *row) for row in CONTRADICTIONS.values()),
-        ("own.json", deepspeed("ddp", **BF16, **{"parallel.ranks": 1}), {"bf16": {"enabled": True}}, "wrong numbers"),
-        *(("own.yaml", {**ACCELERATE, "parallel.device": "cpu"}, *row) for row in YAML_CONTRADICTIONS.values()),
-        *(("own.yaml", accelerate("zero3", **CUDA), *row) for row in FSDP_CONTRADICTIONS.values()),
-    ],
-    ids=[*CONTRADICTIONS, "ZeRO 0 in bf16", *YAML_CONTRADICTIONS, *(f"fsdp {row}" for row in FSDP_CONTRADICTIONS)],
-)
-def test_an_own_file_that_contradicts_the_run_file_is_refused_by_name(small, tmp_path, name, changes, content, said):
-    spec = with_own_file(small, tmp_path, content, name, changes)
+@pytest.mark.parametrize(("kind", "row"), CONTRADICTIONS)
+def test_an_own_file_that_contradicts_the_run_file_is_refused_by_name(small, tmp_path, kind, row):
+    content, said = CONTRADICTIONS[kind, row]
+    spec = with_own_file(small, tmp_path, content, REFUSALS[kind]["file"], REFUSALS[kind]["run"])
     check = partial(engines.check_engine, spec, layout_of(spec), {})
     if accelerate_config.is_sharding(layout_of(spec)):  # the layers are known in the ranks alone
         check = partial(accelerate_config.build_accelerate_config, spec, layout_of(spec), "cuda", ["Block", "Block"])
