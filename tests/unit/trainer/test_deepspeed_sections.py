@@ -2,14 +2,17 @@
 
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from paceline.config import Train, build_spec
 from paceline.trainer.engines.deepspeed_config import translate_sections
 from paceline.trainer.optim.schedule import build_schedule
 
+CASES = yaml.safe_load(Path(__file__).with_name("deepspeed_sections.yaml").read_text())
 WARM = {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3, "warmup_num_steps": 6}
 SCHEDULERS = {
     "WarmupLR": WARM,
@@ -24,81 +27,20 @@ def keys_of(config):
     return {key: value for one in found for key, value in one.keys.items()}
 
 
-def test_the_optimiser_of_the_guide():
-    params = {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.01}
-    assert keys_of({"optimizer": {"type": "AdamW", "params": params}}) == {
-        "train.optimizer": "adamw",
-        "train.lr": 1e-4,
-        "train.beta1": 0.9,
-        "train.beta2": 0.95,
-        "train.eps": 1e-8,
-        "train.weight_decay": 0.01,
-        "train.decay": "all",
-    }
+@pytest.mark.parametrize(("config", "keys"), CASES["keys"])
+def test_a_section_becomes_keys(config, keys):
+    assert keys_of(config) == keys
 
 
-@pytest.mark.parametrize(
-    ("said", "keys"),
-    [
-        ({"type": "Adam"}, {"train.optimizer": "adamw", "train.weight_decay": 0.0}),
-        (
-            {"type": "Adam", "params": {"adam_w_mode": False, "weight_decay": 0.1}},
-            {"train.optimizer": "adam", "train.weight_decay": 0.1, "train.decay": "all"},
-        ),
-        (
-            {"type": "SGD", "params": {"momentum": 0.9, "nesterov": True, "lr": "auto"}},
-            {"train.optimizer": "sgd", "train.weight_decay": 0.0, "train.momentum": 0.9, "train.nesterov": True},
-        ),
-        ({"type": "auto", "params": {"lr": "auto", "betas": "auto"}}, {}),
-    ],
-)
-def test_what_is_not_said_is_as_deepspeed_has_it(said, keys):
-    assert keys_of({"optimizer": said}) == keys
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type"),
-        ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "optimizer.params.amsgrad"),
-        ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, "optimizer.params.max_coeff"),
-        ({"scheduler": {"type": "LRRangeTest"}}, "scheduler.type"),
-        ({"scheduler": {"type": "OneCycle"}}, "scheduler.type"),
-        ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, "fp16.fp16_master_weights_and_grads"),
-    ],
-)
+@pytest.mark.parametrize(("config", "name"), CASES["refused"])
 def test_what_is_not_offered_is_refused_by_its_name(config, name):
     assert [one.name for one in translate_sections(config) if one.refusal] == [name]
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"optimizer": "AdamW"}, 'optimizer: "AdamW" is not a section'),
-        ({"optimizer": {"type": "AdamW", "params": {"lr": "fast"}}}, "optimizer.params.lr: 'fast' is not a number"),
-        ({"optimizer": {"type": "AdamW", "params": {"betas": 0.9}}}, "optimizer.params.betas: 0.9 is not a pair"),
-        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1.5}}}, "1.5 is not a whole number"),
-        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1.0}}}, "needs warmup_max_lr"),
-        ({"fp16": {"enabled": True, "initial_scale_power": 100000}}, "is no loss scale"),
-        ({"fp16": {"enabled": True, "initial_scale_power": None}}, "None is not a number"),
-        ({"fp16": {"enabled": "maybe"}}, "'maybe' is not true or false"),
-    ],
-)
+@pytest.mark.parametrize(("config", "said"), CASES["invalid"])
 def test_a_value_of_another_kind_is_named(config, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         translate_sections(config)
-
-
-def test_the_loss_scale():
-    said = {"enabled": True, "loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 500, "hysteresis": 2}
-    assert keys_of({"fp16": said}) == {
-        "train.precision": "fp16",
-        "train.loss_scale": "dynamic",
-        "train.loss_scale_start": 65536.0,
-        "train.loss_scale_window": 500,
-    }
-    assert keys_of({"fp16": {"enabled": True, "loss_scale": 128}})["train.loss_scale"] == 128
-    assert keys_of({"fp16": {"enabled": False, "loss_scale": 128}}) == {}
 
 
 def test_the_learning_rate_of_the_scheduler_counts():
