@@ -10,8 +10,6 @@ from paceline.errors import UserError
 from paceline.io.escape import escape_hidden
 from paceline.workloads.topics.result.explorer import (
     collect_explorer_data,
-    compute_overlaps,
-    place_topics,
     render_explorer,
     write_explorer,
 )
@@ -94,9 +92,9 @@ def test_the_smallest_fits(n, k, m):
     data = collect_explorer_data(made, chance.poisson(3, (n, m)) + 1)
     assert len(data["tops"]) == k
     assert len(data["names"]) == n
-    data = collect_explorer_data(made, names=["a"] * n)
-    assert data["coherence"] is data["lengths"] is data["documentTerms"] is None
-    assert (data["names"][0], data["vocabulary"][0]) == ("a", "term 0")
+    data = collect_explorer_data(made)
+    assert data["coherence"] is data["lengths"] is None
+    assert (data["names"][0], data["vocabulary"][0]) == ("document 0", "term 0")
 
 
 def test_wrong_things_are_refused(tmp_path, explored):
@@ -106,26 +104,11 @@ def test_wrong_things_are_refused(tmp_path, explored):
         "path": lambda: write_explorer(made, tmp_path / "page.pdf"),
         "model": lambda: write_explorer([1], file),
         "X": lambda: write_explorer(made, file, X[1:]),
-        "names": lambda: write_explorer(made, file, names=["a"]),
     }.items():
         with pytest.raises(UserError) as caught:
             write()
         assert caught.value.key == key
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_map_puts_like_topics_together_and_none_on_another():
-    chance = np.random.default_rng(0)
-    kinds = chance.dirichlet(np.full(50, 0.1), 3)
-    F = np.repeat(kinds, 4, axis=0) * 0.9 + 0.1 * chance.dirichlet(np.full(50, 0.1), 12)
-    overlap = compute_overlaps(F)
-    spots, radii = place_topics(overlap, np.full(12, 1 / 12))
-    far = np.linalg.norm(spots[:, None] - spots[None], axis=-1)
-    kind = np.repeat(np.arange(3), 4)
-    same = kind[:, None] == kind[None]
-    assert far[same & (far > 0)].mean() < 0.6 * far[~same].mean()
-    assert (far + np.eye(12) > 1.8 * radii[0]).all()
-    assert ((spots > 0) & (spots < 1)).all()
 
 
 @contextmanager
@@ -150,7 +133,7 @@ def test_a_topic_its_terms_and_the_slider(browser, explored):
         assert shown.evaluate("document.documentElement.dataset.shown") == f"topic-{largest}"
         assert shown.locator("h1").inner_text() == "A <title> & more"
         other = (largest + 1) % 3
-        shown.locator("#map circle").nth(shown.locator("#list .badge").all_inner_texts().index(str(other))).click()
+        shown.locator("#list .topic").nth(shown.locator("#list .badge").all_inner_texts().index(str(other))).click()
         assert shown.evaluate("location.hash") == f"#topic-{other}"
         shown.locator("#weight").fill("0")
         expected = [re.sub(r"\s+", " ", text).strip() or "(blank)" for text in made.top_terms(12)[other]]

@@ -1,6 +1,6 @@
 """The topic explorer: one HTML file that opens offline, with the topics, their terms and their documents."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ from paceline.errors import InvalidValue
 from paceline.io.files import write_atomic
 from paceline.io.format import duration, number
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
-from paceline.workloads.topics.counts.matrices import Counts, to_sparse
-from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
+from paceline.workloads.topics.counts.stream import compute_totals
 from paceline.workloads.topics.files.texts import strip_markup
 from paceline.workloads.topics.result.model import (
     BY_LIFT,
@@ -31,15 +30,9 @@ SEARCHED_TERMS = 20_000
 USES, LEAST_USE = 6, 0.03
 SIMILAR = 6
 PRINTED_TERMS = 12
-FILLED = 0.16  # of the plane, by all topics together
-SMALLEST, LARGEST = 0.011, 0.13  # radii of topics on the map
-MARGIN = 0.02
-ROUNDS = 120
 PER_TOPIC, ALL_UP_TO = 8, 5_000  # documents that are shown: in each list of a topic, or all of a small collection
 BETWEEN, PER_PAIR = 0.25, 2  # least share of two topics in a document between them, and such documents of a pair
 MOST_IN_MIXTURE, LEAST_SHARE = 12, 0.01
-DOCUMENT_TERMS = 10
-BLOCK_BYTES = 16 << 20
 LONGEST_NAME, LONGEST_TEXT = 200, 240
 STRIPES, STRIPE_TOPICS = 320, 12
 
@@ -48,12 +41,11 @@ def write_explorer(
     model: Any,
     path: str | Path,
     X: Any = None,
-    names: Sequence[str] | None = None,
     *,
     title: str | None = None,
     texts: Iterable[str] | None = None,
 ) -> Path:
-    """Write the explorer of a fit; X adds coherence and terms of documents, `texts` their beginnings."""
+    """Write the explorer of a fit; X adds coherence and lengths of documents, `texts` their beginnings."""
     fitted: TopicFit = getattr(model, "fit_", model)
     if not isinstance(fitted, TopicFit):
         message = f"a {type(model).__name__} is not a fit: give the result of  paceline.topics.fit  or  TopicFit.load"
@@ -61,7 +53,7 @@ def write_explorer(
     file = Path(path).expanduser()
     if file.suffix.lower() not in (".html", ".htm"):
         raise InvalidValue(f"{str(file)!r} does not end in .html; write it as  {file.with_suffix('.html')}", key="path")
-    data = collect_explorer_data(fitted, X, names, texts)
+    data = collect_explorer_data(fitted, X, texts)
     write_atomic(file, render_explorer(fitted, data, title).encode("utf-8", "replace"))
     return file
 
@@ -85,12 +77,8 @@ def render_explorer(model: TopicFit, data: dict[str, Any], title: str | None = N
     )
 
 
-def collect_explorer_data(
-    model: TopicFit, X: Any = None, names: Sequence[str] | None = None, texts: Iterable[str] | None = None
-) -> dict[str, Any]:
+def collect_explorer_data(model: TopicFit, X: Any = None, texts: Iterable[str] | None = None) -> dict[str, Any]:
     """Return the data of the page: top terms and documents of each topic, never the matrices."""
-    if names is not None and len(names) != len(model.L):
-        raise InvalidValue(f"{len(names):,} names for {len(model.L):,} documents", key="names")
     counts = None if X is None else model._read_counts(X, fractional=True)
     if counts is not None and counts.documents != len(model.L):
         message = f"X has {counts.documents:,} documents and the fit {len(model.L):,}: give the documents of the fit"
@@ -100,14 +88,12 @@ def collect_explorer_data(
     everywhere = shares @ model.F
     firsts = rank_terms(model.F, everywhere, TERMS_PER_WEIGHT, WEIGHTS)
     tops = [np.unique(np.concatenate([by[topic] for by in firsts])) for topic in range(model.k)]
-    documents = _collect_documents(model, counts, lengths, everywhere, names)
+    documents = _collect_documents(model, lengths)
     shown = documents.pop("shown")
-    typical = documents["documentTerms"]
-    used = np.unique(np.concatenate([*tops, find_largest(everywhere, SEARCHED_TERMS), *(typical or [])]))
+    used = np.unique(np.concatenate([*tops, find_largest(everywhere, SEARCHED_TERMS)]))
     place = np.full(model.F.shape[1], -1, np.int64)
     place[used] = np.arange(len(used))
     overlap = compute_overlaps(model.F)
-    spots, radii = place_topics(overlap, shares)
     stripes = average_neighbours(model.L, sort_documents(model.L), STRIPES)
     company = None
     if counts is not None and model.F.shape[1] > 1:
@@ -121,7 +107,6 @@ def collect_explorer_data(
         "labels": model.topic_names(lengths),
         "printed": model.topic_names(lengths, PRINTED_TERMS),
         "coherence": None if company is None else [round(float(v), 3) for v in company],
-        "spots": np.column_stack([spots, radii]).round(4).tolist(),
         "similar": [_list_similar_topics(row, topic) for topic, row in enumerate(overlap)],
         "vocabulary": [model.term(at) for at in used],
         "everywhere": _round_short(everywhere[used]),
@@ -132,7 +117,6 @@ def collect_explorer_data(
         "stripes": [_in_thousandths(mean, np.sort(find_largest(mean, STRIPE_TOPICS))) for mean in stripes],
         **documents,
         "texts": None if texts is None else _read_beginnings(texts, shown),
-        "documentTerms": None if typical is None else [place[terms].tolist() for terms in typical],
     }
 
 
@@ -171,65 +155,16 @@ def compute_overlaps(F: np.ndarray) -> np.ndarray:
     return np.minimum((roots @ roots.T).astype(np.float64), 1.0)
 
 
-def place_topics(overlap: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (k, 2) places and (k) radii in a unit square: scaled Hellinger distances, then pushed apart."""
-    k = len(overlap)
-    radii = np.clip(np.sqrt(FILLED * shares / np.pi), SMALLEST, LARGEST)
-    middle = overlap - overlap.mean(axis=0) - overlap.mean(axis=1)[:, None] + overlap.mean()
-    values, vectors = np.linalg.eigh(middle)
-    two = np.argsort(-values)[: min(2, k)]
-    spots = np.zeros((k, 2))
-    spots[:, : len(two)] = vectors[:, two] * np.sqrt(np.maximum(values[two], 0))
-    for axis in range(len(two)):  # a fixed sign, so that the same topics make the same map
-        if spots[np.abs(spots[:, axis]).argmax(), axis] < 0:
-            spots[:, axis] *= -1
-    spots += 1e-6 * np.column_stack([np.cos(np.arange(k)), np.sin(np.arange(k))])
-    return _push_apart(_spread_over_square(spots), radii), radii
-
-
-def _spread_over_square(spots: np.ndarray) -> np.ndarray:
-    """Map places into the square, half by place and half by rank, which draws outliers in."""
-    k = len(spots)
-    if k == 1:
-        return np.full((1, 2), 0.5)
-    low, high = spots.min(axis=0), spots.max(axis=0)
-    place = (spots - low) / np.maximum(high - low, 1e-9)
-    rank = np.argsort(np.argsort(spots, axis=0, kind="stable"), axis=0, kind="stable") / (k - 1)
-    return 0.1 + 0.8 * (0.5 * place + 0.5 * rank)
-
-
-def _push_apart(spots: np.ndarray, radii: np.ndarray) -> np.ndarray:
-    need = radii[:, None] + radii[None, :] + 0.006
-    np.fill_diagonal(need, 0)
-    for _ in range(ROUNDS):
-        step = spots[:, None, :] - spots[None, :, :]
-        far = np.sqrt((step**2).sum(axis=-1)) + 1e-9
-        push = np.maximum(need - far, 0)
-        if not push.any():
-            break
-        spots = spots + (step / far[:, :, None] * (0.4 * push)[:, :, None]).sum(axis=1)
-        spots = np.clip(spots, (MARGIN + radii)[:, None], (1 - MARGIN - radii)[:, None])
-    return spots
-
-
-def _collect_documents(
-    model: TopicFit,
-    counts: Counts | None,
-    lengths: np.ndarray | None,
-    everywhere: np.ndarray,
-    names: Sequence[str] | None,
-) -> dict[str, Any]:
+def _collect_documents(model: TopicFit, lengths: np.ndarray | None) -> dict[str, Any]:
     """List every document of a small collection, or the top ones of each topic."""
     firsts, between = _choose_documents(model.L, np.ones(len(model.L)) if lengths is None else lengths)
     chosen = np.unique(np.concatenate([*firsts, *between]))
     shown = np.arange(len(model.L)) if len(model.L) <= ALL_UP_TO else chosen
-    titles = [str(names[at]) if names is not None else model.document(at) for at in shown.tolist()]
     return {
         "shown": shown,
-        "names": [name[:LONGEST_NAME] for name in titles],
+        "names": [model.document(at)[:LONGEST_NAME] for at in shown.tolist()],
         "lengths": None if lengths is None else _round_short(lengths[shown], 6),
         "mixtures": [_in_thousandths(row, find_largest(row, MOST_IN_MIXTURE)) for row in model.L[shown]],
-        "documentTerms": None if counts is None else _find_typical_terms(counts, shown, everywhere),
         "topDocuments": [np.searchsorted(shown, found).tolist() for found in firsts],
         "between": [np.searchsorted(shown, found).tolist() for found in between],
     }
@@ -270,17 +205,3 @@ def _read_beginnings(texts: Iterable[str], shown: np.ndarray) -> list[str]:
 
 def _in_thousandths(shares: np.ndarray, topics: np.ndarray) -> list[int]:
     return [n for at in topics if shares[at] >= LEAST_SHARE for n in (int(at), round(1000 * float(shares[at])))]
-
-
-def _find_typical_terms(counts: Counts, shown: np.ndarray, everywhere: np.ndarray) -> list[np.ndarray]:
-    """Return for each document the terms with the largest part in its divergence from all documents."""
-    found = []
-    for block in iterate_blocks(counts, 0, counts.documents, BLOCK_BYTES):
-        nonzeros = to_sparse(block.values)
-        inside = shown[(shown >= block.start) & (shown < block.stop)] - block.start
-        for at in inside.tolist():
-            row = nonzeros.slice_rows(at, at + 1)
-            terms, x = row.indices, row.data.astype(np.float64)
-            score = x * np.log(np.maximum(x / max(x.sum(), 1e-30), 1e-30) / np.maximum(everywhere[terms], 1e-9))
-            found.append(terms[find_largest(score, DOCUMENT_TERMS)])
-    return found

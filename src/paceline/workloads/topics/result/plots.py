@@ -35,42 +35,31 @@ OutputFile = str | Path | None
 
 
 def plot_loss(losses: Any, title: str = "Loss", output_file: OutputFile = None) -> "Figure":
-    """Plot the loss after each pass, and below it the distance to the lowest, on a logarithmic scale."""
+    """Plot the loss after each pass."""
     values = np.asarray([float(v) for v in getattr(losses, "losses", losses)])
     if not values.size:
         raise InvalidValue("there are no losses to plot", key="losses")
-    with _open_figure((6.4, 4.6), output_file) as figure:
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-        passes = np.arange(1, len(values) + 1)
-        mark = "o" if len(values) < 30 else None
-        upper.plot(passes, values, color=PALETTE[0], marker=mark, markersize=3)
-        upper.set(title=title, ylabel="loss")
-        upper.yaxis.set_major_formatter(_make_plain_formatter())
+    with _open_figure((6.4, 3.6), output_file) as figure:
+        axes = figure.add_subplot()
+        axes.plot(np.arange(1, len(values) + 1), values, color=PALETTE[0], marker="o" if len(values) < 30 else None)
+        axes.set(title=title, ylabel="loss", xlabel="pass")
+        axes.ticklabel_format(axis="y", useOffset=False, style="plain")
         low, high = np.nanmin(values), np.nanmax(values[min(len(values) - 1, len(values) // 20) :])
         if high > low:  # the fall of the first passes would flatten all that follows
-            upper.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-        above = values[:-1] - np.nanmin(values)
-        seen = above > 0
-        if seen.any():
-            lower.plot(passes[:-1][seen], above[seen], color=PALETTE[1], marker=mark, markersize=3)
-            lower.set_yscale("log")
-            lower.yaxis.set_major_formatter(_make_plain_formatter())
-            lower.yaxis.set_minor_formatter("")
-        lower.set(ylabel="above the lowest", xlabel="pass")
-        lower.xaxis.get_major_locator().set_params(integer=True)
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+        axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 
 def plot_structure(
     L: Any,
-    normalize_rows: bool = False,
     title: str = "Structure of the documents",
     output_file: OutputFile = None,
     *,
     topic_names: Sequence[str] | None = None,
 ) -> "Figure":
     """Plot every document as a stacked bar of its topics; of many topics, small ones as one."""
-    shares = _read_shares(L, normalize_rows)
+    shares = _read_shares(L)
     documents = len(shares)
     kept = np.sort(find_largest(shares.mean(axis=0, dtype=np.float64), len(PALETTE)))
     stacked, labels, colours = _merge_others(shares, kept, topic_names)
@@ -79,7 +68,9 @@ def plot_structure(
     with _open_figure((9.0, 3.9), output_file) as figure:
         axes = figure.add_subplot()
         columns = average_neighbours(stacked, order, COLUMNS)
-        _draw_stacked_bars(axes, np.linspace(0, documents, len(columns) + 1), columns, colours)
+        edges, tops = np.linspace(0, documents, len(columns) + 1), np.cumsum(columns, axis=1)
+        for at, colour in enumerate(colours):
+            axes.stairs(tops[:, at], edges, baseline=tops[:, at] - columns[:, at], fill=True, color=colour)
         axes.set(xlim=(0, documents), ylim=(0, 1), title=title, ylabel="share of the document")
         axes.grid(visible=False)
         axes.set_xticks([])
@@ -152,16 +143,11 @@ def _open_figure(size: tuple[float, float], output_file: OutputFile) -> Iterator
             write_figure(figure, path)
 
 
-def _read_shares(L: Any, normalize_rows: bool) -> np.ndarray:
+def _read_shares(L: Any) -> np.ndarray:
     shares = as_matrix(L, "L").astype(np.float32, copy=False)
-    if not np.isfinite(shares).all() or shares.min() < 0:
-        raise InvalidValue("L has numbers below zero or not finite: give shares", key="L")
-    sums = shares.sum(axis=1, keepdims=True)
-    if normalize_rows:
-        return shares / np.maximum(sums, 1e-30)
-    if sums.max() > 1.01:
-        message = f"a row of L sums to {sums.max():.4g}, not to one; pass  normalize_rows=True"
-        raise InvalidValue(message, key="normalize_rows")
+    sums = shares.sum(axis=1)
+    if not np.isfinite(shares).all() or shares.min() < 0 or sums.max() > 1.01:
+        raise InvalidValue("a row of L is no mixture: give shares that are 0 or more and sum to one", key="L")
     return shares
 
 
@@ -176,16 +162,6 @@ def _merge_others(
         return shares, labels, colours
     rest = np.maximum(shares.sum(axis=1) - shares[:, kept].sum(axis=1), 0)
     return np.column_stack([shares[:, kept], rest]), [*labels, f"{k - len(kept)} others"], [*colours, REST]
-
-
-def _draw_stacked_bars(axes: Any, edges: np.ndarray, columns: np.ndarray, colours: Sequence[str]) -> None:
-    xs = np.repeat(edges, 2)[1:-1]
-    below = np.zeros(len(columns), np.float32)
-    for place, colour in enumerate(colours):
-        above = below + columns[:, place]
-        bars = np.repeat(below, 2), np.repeat(above, 2)
-        axes.fill_between(xs, *bars, facecolor=colour, edgecolor=colour, linewidth=0.15, rasterized=False)
-        below = above
 
 
 def _draw_topic_legend(figure: Any, labels: Sequence[str], colours: Sequence[str]) -> None:
@@ -204,10 +180,3 @@ def _format_topic_name(topic: int, names: Sequence[str] | None) -> str:
 def shorten_label(text: str, longest: int = LONGEST_TERM) -> str:
     text = to_one_line(text) or "(blank)"
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def _make_plain_formatter() -> Any:
-    """Return a formatter of plain numbers: mathtext is off, since terms may contain its characters."""
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: f"{value:,.10g}" if 1e-3 <= abs(value) < 1e10 else f"{value:.6g}")

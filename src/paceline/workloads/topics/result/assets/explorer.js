@@ -4,7 +4,6 @@
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const at = (id) => document.getElementById(id);
-  const SVG = "http://www.w3.org/2000/svg";
   const topics = [...Array(data.k).keys()].sort((a, b) => data.shares[b] - data.shares[a] || a - b);
   const MOST_TERMS = 15, MOST_FOUND = 6, NAMING = 0.3, SPEAKS = 50;
   let weight = NAMING, theme = null, shown = null;
@@ -59,8 +58,8 @@
   const label = (text) => make("span", "label", one(text), { title: text });
   const figure = (text, title) => make("span", "number", text, title ? { title } : {});
 
-  /* ---- the list and the map ---- */
-  const rows = new Map(), circles = new Map();
+  /* ---- the list ---- */
+  const rows = new Map();
   function list() {
     const box = at("list");
     topics.forEach((topic) => {
@@ -78,40 +77,11 @@
       go("topic", topics[Math.max(0, Math.min(topics.length - 1, now + step))]);
     });
   }
-  function map() {
-    const box = at("map"), [width, height] = [1000, 760];
-    topics.forEach((topic) => {
-      const [x, y, r] = data.spots[topic];
-      const circle = document.createElementNS(SVG, "circle");
-      circle.setAttribute("cx", x * width);
-      circle.setAttribute("cy", (1 - y) * height);
-      circle.setAttribute("r", r * height);
-      circle.setAttribute("fill", colour(topic));
-      const told = document.createElementNS(SVG, "title");
-      told.textContent = "topic " + topic + ", " + percent(data.shares[topic]) + ": " + labels[topic];
-      circle.append(told);
-      circle.addEventListener("click", () => go("topic", topic));
-      circles.set(topic, circle);
-      box.append(circle);
-      if (r * height < 15) return;
-      const text = document.createElementNS(SVG, "text");
-      text.setAttribute("x", x * width);
-      text.setAttribute("y", (1 - y) * height);
-      text.setAttribute("fill", ink(colour(topic)));
-      text.setAttribute("font-size", Math.min(34, 16 + r * height * 0.25));
-      text.textContent = topic;
-      box.append(text);
-    });
-  }
   function mark(on, bright) {
     rows.forEach((row, topic) => {
       row.classList.toggle("on", on.has(topic));
       row.setAttribute("aria-selected", on.has(topic));
       row.classList.toggle("pale", !!bright && !bright.has(topic));
-    });
-    circles.forEach((circle, topic) => {
-      circle.classList.toggle("on", on.has(topic));
-      circle.classList.toggle("pale", !!bright && !bright.has(topic));
     });
     const first = [...on, ...(bright || [])][0];
     if (first !== undefined) {
@@ -235,10 +205,6 @@
       mix.append(part);
     });
     add(box, mix, ...pairs.map(([topic, share]) => topicBar(topic, share, 1)));
-    if (data.documentTerms && data.documentTerms[which].length) {
-      add(box, make("h3", "", "Terms it uses more than others"), add(make("div", "chips"), ...data.documentTerms[which].map((term) =>
-        add(make("button", "chip", undefined, { onclick: () => go("term", term) }), label(data.vocabulary[term])))));
-    }
     return new Set(pairs.map(([topic]) => topic));
   }
   function termView(box, term) {
@@ -344,7 +310,6 @@
   at("topics-told").textContent = "by share of " + (data.byWords ? "words" : "documents");
   at("strip-told").textContent = "side by side, those of like mixture together";
   list();
-  map();
   fromAddress();
   root.dataset.drawn = String(data.k);
 })();
