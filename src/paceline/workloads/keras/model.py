@@ -181,10 +181,9 @@ class SummedMetrics:
     """
 
     def __init__(self, given: Sequence[Any], weighted: Sequence[Any] = ()) -> None:
-        with_weights = {f"{WEIGHTED}{name}": metric for name, metric in map(_find_metric, weighted)}
-        self.all = dict(map(_find_metric, given)) | with_weights
-        self.weighted = set(with_weights)
-        self.tried = False
+        self.given = [*((one, False) for one in given), *((one, True) for one in weighted)]
+        self.all: dict[str, Any] = {}
+        self.weighted: set[str] = set()
 
     @classmethod
     def of(cls, section: KerasModel, model: Any) -> "SummedMetrics":
@@ -198,15 +197,28 @@ class SummedMetrics:
         """Return what each metric, `without` some, has summed over these samples."""
         found: dict[str, Tensor] = {}
         with use_device_of(get_first_leaf(output)):
+            if not self.all:
+                self._resolve(output, y)
             for name in [name for name in self.all if name not in without]:
-                if not self.tried:
-                    self.all[name] = _resolve_accuracy(self.all[name], output, y)
-                    _check_keeps_sums(name, self.all[name], output, y)
                 metric = self.all[name]
                 _update_metric(metric, output, y, weight if name in self.weighted else None)
                 found |= {f"{name}[{i}]": v.value.detach().double() for i, v in enumerate(metric.variables)}
-        self.tried = True
         return found
+
+    def _resolve(self, output: Any, y: Any) -> None:
+        """Make the metrics as Keras does: what "accuracy" means depends on the shapes."""
+        from keras.src.trainers.compile_utils import get_metric
+
+        for given, weighted in self.given:
+            try:
+                metric = get_metric(given, y, output)
+            except ValueError:
+                raise _unknown_name("model.metrics", "metrics", given) from None
+            name = f"{WEIGHTED}{metric.name}" if weighted else metric.name
+            _check_keeps_sums(name, metric, output, y)
+            self.all[name] = metric
+            if weighted:
+                self.weighted.add(name)
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
@@ -221,38 +233,6 @@ class SummedMetrics:
 
     def among(self, sums: Mapping[str, Any]) -> set[str]:
         return {key for key in sums if key.rpartition("[")[0] in self.all}
-
-
-def _find_metric(given: Any) -> tuple[str, Any]:
-    if isinstance(given, keras.Metric):
-        return given.name, given
-    if str(given).lower() in BY_SHAPES:
-        return given, _Accuracy(name=given)
-    try:
-        found = keras.metrics.get(given)
-    except ValueError:
-        raise _unknown_name("model.metrics", "metrics", given) from None
-    name = given if isinstance(given, str) else getattr(found, "__name__", type(found).__name__)
-    if isinstance(found, keras.Metric):
-        return name, found
-    return name, keras.metrics.MeanMetricWrapper(found, name=name)
-
-
-class _Accuracy(keras.metrics.BinaryAccuracy):
-    """Stands for an accuracy whose kind depends on the outputs. All kinds keep the same sums."""
-
-
-def _resolve_accuracy(metric: Any, output: Any, y: Any) -> Any:
-    """Choose as Keras does: two classes by one output, classes by number, or by a target for each of them."""
-    if not isinstance(metric, _Accuracy):
-        return metric
-    if not isinstance(output, Tensor) or not isinstance(y, Tensor):
-        raise UserError(f"model.metrics: {metric.name!r} needs a model with one output", key="model.metrics")
-    if output.shape[-1] == 1:
-        return keras.metrics.BinaryAccuracy(name=metric.name)
-    by_number = y.ndim < output.ndim or y.shape[-1] == 1
-    kind = keras.metrics.SparseCategoricalAccuracy if by_number else keras.metrics.CategoricalAccuracy
-    return kind(name=metric.name)
 
 
 def _update_metric(metric: Any, output: Any, y: Any, weight: Tensor | None = None) -> None:

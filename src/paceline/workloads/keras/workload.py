@@ -72,8 +72,6 @@ class KerasWorkload(Workload):
         if optimizer is not None:
             unused = f"{optimizer.name} with a learning rate of {float(optimizer.learning_rate):g}"
             log(f"the optimiser of compile(), {unused}, is not used: the run file has {train.optimizer}, {train.lr:g}")
-        if module.original.compiled and (several := module.original.steps_per_execution) > 1:
-            log(f"steps_per_execution={several} of compile() is not used: see train.compile")
 
     def _check_score(self, metrics: Mapping[str, Any]) -> None:
         known = [name for name, value in metrics.items() if isinstance(value, int | float)]

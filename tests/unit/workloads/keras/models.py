@@ -67,10 +67,6 @@ def focal():
     return dense("binary_focal_crossentropy", "accuracy", "mae")
 
 
-def several_steps():
-    return dense("binary_crossentropy", steps_per_execution=4)
-
-
 def questions():
     return dense("binary_crossentropy", "acc", outputs=3)
 

@@ -238,9 +238,8 @@ def test_a_model_is_needed_and_the_library_with_the_backend_of_torch(monkeypatch
 
 def test_compile_says_what_is_not_used():
     said = []
-    build_workload(run("several_steps", f"{MODELS}:yes_or_no")).prepare(said.append)
+    build_workload(run("focal", f"{MODELS}:yes_or_no")).prepare(said.append)
     assert all(word in said[0] for word in ("adam ", "0.001", "adamw", "0.01"))
-    assert "steps_per_execution=4" in said[1]
 
 
 def test_the_page_says_what_becomes_of_every_argument_callback_and_optimiser():
