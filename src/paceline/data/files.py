@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -21,8 +20,7 @@ from paceline.io.remote import fetch_data
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_LINE_CHARACTERS = 1 << 27  # a line is in memory as a whole
-MAX_LOOKED_AT_FILES = 10_000  # a plan looks at no more, and hashes no more bytes, so that it answers at once
-MAX_LOOKED_AT_BYTES = 64 << 20
+MAX_LOOKED_AT_BYTES = 64 << 20  # a plan hashes no more, so that it answers at once
 SHARD_NAME = re.compile(r"[-_.](?P<number>\d+)-of-(?P<count>\d+)")
 
 
@@ -64,28 +62,24 @@ def unreadable_error(given: object, error: OSError, key: str = "") -> UserError:
     return UserError(f"{given}: cannot be read: {error.strerror or error}", code="unreadable", key=key)
 
 
-def find_files(path: Path, key: str, suffixes: tuple[str, ...], looking: bool = False) -> list[Path]:
+def find_files(path: Path, key: str, suffixes: tuple[str, ...]) -> list[Path]:
     """Return the file, the files below a folder with these suffixes, or those that match a pattern, sorted by name.
 
-    Hidden ones are skipped. `looking`: raise TooManyFiles rather than walk through very many.
+    Hidden ones are skipped.
     """
     path = fetch_data(path, key).expanduser()
     given = f"{key}={path}"
-    most = MAX_LOOKED_AT_FILES if looking else None
     try:
         if path.is_file():
             files = [path]
         elif path.is_dir():
-            below = iter_below(path, lambda name: name[0] != "." and name != "__pycache__", most)
+            below = iter_below(path, lambda name: name[0] != "." and name != "__pycache__")
             files = sorted(file for file in below if file.name.endswith(suffixes))
             if not files:
                 kinds = " ".join(suffix for suffix in suffixes if not suffix.endswith(".gz"))
                 raise invalid_data(f"{given}: the folder has no text files ({kinds}, or the same with .gz)", key)
         elif glob.has_magic(str(path)):
-            matches = list(islice(glob.iglob(str(path), recursive=True), most and most + 1))
-            if most is not None and len(matches) > most:
-                raise TooManyFiles(f"{given}: more than {most:,} files and folders; not looked at")
-            files = sorted({Path(match) for match in matches if os.path.isfile(match)})
+            files = sorted({Path(match) for match in glob.iglob(str(path), recursive=True) if os.path.isfile(match)})
             if not files:
                 raise invalid_data(f"{given}: no file matches this pattern", key)
         else:

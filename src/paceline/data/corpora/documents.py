@@ -75,7 +75,7 @@ def _open_docstrings(data: Any) -> DocumentSource:
 
 
 def _open_text_files(data: Any, looking: bool) -> DocumentSource:
-    files = find_text_files(data.path, looking)
+    files = find_text_files(data.path)
     lines = data.documents == "lines"
 
     def texts() -> Iterator[tuple[Path, str]]:
@@ -104,10 +104,10 @@ def _open_text_files(data: Any, looking: bool) -> DocumentSource:
     return DocumentSource(parts, lambda: _fingerprint_source(data, hash_texts()))
 
 
-def find_text_files(path: Path | None, looking: bool = False) -> list[Path]:
+def find_text_files(path: Path | None) -> list[Path]:
     if path is None:
         raise missing_value("data.path", "type  data.path=FILE, a folder or a pattern")
-    return find_files(path, "data.path", READ_SUFFIXES, looking)
+    return find_files(path, "data.path", READ_SUFFIXES)
 
 
 def _iter_parts(file: Path) -> Iterator[str]:

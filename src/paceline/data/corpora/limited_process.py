@@ -5,10 +5,11 @@ This file also runs as that process: its top-level imports are the standard libr
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
@@ -43,7 +44,8 @@ def limit_tokenizer(tokenizer: Any) -> Any:
     if cut := tokenizer.truncation:
         tokenizer.enable_truncation(cut["max_length"], direction=cut["direction"])  # without a stride
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor, tokenizer.decoder)
-    kinds = [list(_iter_kinds(json.loads(part.__getstate__()))) for part in parts if part is not None]
+    found = [re.findall(rb'"type":"(\w+)"', part.__getstate__()) for part in parts if part is not None]
+    kinds = [[kind.decode() for kind in each if kind != b"Sequence"] for each in found]
     harmless = all(HARMLESS.issuperset(each) and len(each) == len(set(each)) for each in kinds)
     names = ("continuing_subword_prefix", "end_of_word_suffix")
     long = any(len(getattr(tokenizer.model, name, None) or "") > MAX_AFFIX for name in names)
@@ -61,14 +63,6 @@ def encode_spelt(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], 
     finally:
         tokenizer.encode_special_tokens = True
     return [(text.ids, [start for start, _ in text.offsets]) for text in found]
-
-
-def _iter_kinds(part: dict[str, Any]) -> Iterator[str]:
-    if part["type"] != "Sequence":
-        yield part["type"]
-    for value in part.values() if part["type"] == "Sequence" else ():
-        for item in value if isinstance(value, list) else ():
-            yield from _iter_kinds(item)
 
 
 class LimitedProcess:

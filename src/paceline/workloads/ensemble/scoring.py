@@ -1,19 +1,16 @@
-"""Score members and their ensemble on held-out rows, with bootstrap errors, and draw the scores.
+"""Score members and their ensemble on held-out rows, with bootstrap errors.
 
 All are judged on the same drawn rows, so that the error of a difference is far smaller than that of either side.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.io.table import Table
 from paceline.nn.class_metrics import class_sums, list_class_metrics
-from paceline.reports.figures import FAINT, escape_mathtext, use_plot_style, write_png
-from paceline.runlog.run_dir import RunDir
 from paceline.workloads.ensemble.combination import compute_logs
 
 DRAWS = 200
@@ -62,15 +59,10 @@ def score_regression(found_N: np.ndarray, truth_N: np.ndarray) -> dict[str, Any]
 
 def compute_calibration_error(found_NC: np.ndarray, labels_N: np.ndarray) -> float:
     """Return the mean difference of the highest probability and the accuracy, over bins of rows."""
-    off = [abs(sure - right) * count for sure, right, count in _bin_rows(found_NC, labels_N)]
-    return float(sum(off) / len(labels_N))
-
-
-def _bin_rows(found_NC: np.ndarray, labels_N: np.ndarray) -> list[tuple[float, float, int]]:
-    """Return (mean highest probability, accuracy, rows) of bins of rows, by rising probability."""
     sure, right = found_NC.max(1), found_NC.argmax(1) == labels_N
     groups = np.array_split(np.argsort(sure, kind="stable"), BINS)
-    return [(float(sure[rows].mean()), float(right[rows].mean()), len(rows)) for rows in groups if len(rows)]
+    off = [abs(float(sure[rows].mean()) - float(right[rows].mean())) * len(rows) for rows in groups if len(rows)]
+    return float(sum(off) / len(labels_N))
 
 
 def score_members(outputs: Mapping[str, np.ndarray], truth: np.ndarray, seed: int = 0) -> Scores:
@@ -177,22 +169,3 @@ class _RocCurve:
         others = np.bincount(self.group, counts * ~self.own)
         pairs = own.sum() * others.sum()
         return float((own * (np.cumsum(others) - others / 2)).sum() / pairs) if pairs else np.nan
-
-
-@use_plot_style()
-def draw_reliability(outputs: Mapping[str, np.ndarray], truth: np.ndarray, folder: Path, step: int) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.4, 3.8), layout="constrained")
-    axes = figure.subplots()
-    least = 1.0
-    for name, found in outputs.items():
-        at, held, _ = zip(*_bin_rows(found, truth), strict=True)
-        least = min(least, *at, *held)
-        width = 2 if name == ENSEMBLE else 1
-        axes.plot(at, held, marker="o", markersize=3, linewidth=width, label=escape_mathtext(name))
-    axes.plot([least, 1], [least, 1], color=FAINT, linewidth=0.8, linestyle="--")
-    axes.set_xlabel("probability of the likeliest class")
-    axes.set_ylabel("how often it was right")
-    axes.legend()
-    write_png(figure, RunDir(folder).pictures / f"reliability-{step:06d}.png")

@@ -294,8 +294,6 @@ class EnsemblePasses(Passes):
             scoring.ENSEMBLE: self.combination(outputs),
         }
         found = scoring.score_members(by_name, truth, request.seed)
-        if classes:
-            scoring.draw_reliability(by_name, truth, folder, self.most)
         paths = request.model.runs or [self.folder / "members" / name for name in request.names]
         write_ensemble(folder, dict(zip(request.names, paths, strict=True)), classes, self.combination, found)
         for file in (folder / "tables").glob("*-[0-9]*"):

@@ -37,8 +37,6 @@ def test_the_ensemble_beats_both_members_and_says_how_surely(ensemble_run):
     assert all(gain["loss"]["value"] > gain["loss"]["error"] > 0 for gain in gains.values())
     assert told["held_out"]["each"]["ensemble"]["loss"]["value"] == pytest.approx(ensemble_run.metrics["loss"])
     assert all(weight > 0.1 for weight in told["combination"]["weights"])
-    pictures = sorted(file.name for file in (ensemble_run.path / "pictures").iterdir())
-    assert pictures == ["reliability-000007.png"]
 
 
 def test_no_member_learned_from_rows_that_it_was_asked_about(request_values, ensemble_run):
