@@ -1,7 +1,6 @@
 """The page on data: what data(split) may return, and usual scripts before and after."""
 
 import csv
-import difflib
 import gzip
 import re
 import runpy
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import paceline
 from paceline.config import RunSpec
@@ -21,7 +19,6 @@ EXAMPLES = DOCS / "examples"
 PAGE = (DOCS / "own_data.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 SCRIPTS = ("mnist", "census", "reviews")
-MOST_LINES = 15
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +28,9 @@ def data_folder(tmp_path_factory):
     write_digits(folder / "data" / "mnist", train=320, test=64)
     _census(folder / "data" / "adult_census")
     _reviews(folder / "data" / "amazon_reviews_2023")
+    (folder / "people").mkdir()
     for split in ("train", "test"):
-        for name in ("cat", "dog"):
-            (folder / "photos" / split / name).mkdir(parents=True)
-            Image.new("RGB", (40, 30)).save(folder / "photos" / split / name / "1.png")
-        (folder / "people").mkdir(exist_ok=True)
-        text = "age,hours,job,city,income\n30,40,cook,Rome,low\n50,20,clerk,Oslo,high\n"
+        text = "age,hours,job,income\n30,40,cook,low\n50,20,clerk,high\n"
         (folder / "people" / f"{split}.csv").write_text(text)
     return folder
 
@@ -91,14 +85,3 @@ def test_a_script_runs_before_and_after(name, data_folder, monkeypatch, capsys, 
     spec = paceline.load(EXAMPLES / f"after_{name}.yaml", ["parallel.threads=1"])
     after = paceline.train(spec, tmp_path, show=False).metrics["accuracy"]
     assert min(before, after) > {"mnist": 0.2, "census": 0.9, "reviews": 0.9}[name]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_few_lines_are_changed_or_added(name):
-    before, after = (lines_of(EXAMPLES / f"{word}_{name}.py") for word in ("before", "after"))
-    new = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
-    assert 5 < len(new) + len(lines_of(EXAMPLES / f"after_{name}.yaml")) <= MOST_LINES, "".join(new)
-
-
-def lines_of(file):
-    return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

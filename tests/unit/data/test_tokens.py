@@ -7,8 +7,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -105,9 +103,7 @@ def edit(file, old, new):
 DAMAGES = {
     "truncated": lambda corpus: os.truncate(corpus.folder / "train.ids.npy", 200),
     "missing file": lambda corpus: (corpus.folder / "test.offsets.npy").unlink(),
-    "missing meta": lambda corpus: (corpus.folder / "meta.json").unlink(),
     "half a meta": lambda corpus: os.truncate(corpus.folder / "meta.json", 40),
-    "meta of another kind": lambda corpus: (corpus.folder / "meta.json").write_text("[]"),
     "wrong count": lambda corpus: edit(corpus.folder / "meta.json", b'"samples": 3', b'"samples": 2'),
     "swapped": lambda corpus: shutil.copy(corpus.folder / "test.labels.npy", corpus.folder / "train.labels.npy"),
     "edited": lambda corpus: edit(corpus.folder / "tokenizer.json", b"rider", b"rides"),
@@ -195,26 +191,6 @@ def test_two_processes_at_once_end_with_the_same_corpus(tmp_path, locks):
     if locks == "locked":
         assert sorted(built) == ["0", "1"], "one builds it, for both"
     assert [p.name for p in (tmp_path / "cache").iterdir() if ".part-" in p.name] == []
-
-
-def test_the_second_process_waits_and_says_so(data):
-    first = LabelledCorpus.prepare(data)
-    waiting = threading.Event()
-    said = []
-
-    def say(line):
-        said.append(line)
-        if "waiting" in line:
-            waiting.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        with cache.lock_entry(first.folder, say):
-            kept = first.folder.rename(data.cache / "kept")
-            second = pool.submit(LabelledCorpus.prepare, data, say)
-            assert waiting.wait(120)
-            kept.rename(first.folder)
-        assert second.result(120).fingerprint == first.fingerprint
-    assert not any("learning" in line for line in said)
 
 
 def test_a_fork_after_tokenising_is_silent(data):

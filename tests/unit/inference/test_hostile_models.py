@@ -35,9 +35,7 @@ def build(normalizer=None, pre_tokenizer=None, decoder=None):
 
 BOMBS = {
     "chained Replace": build(normalizers.Sequence([GROW] * 6)),
-    "nested Sequence": build(normalizers.Sequence([normalizers.Sequence([GROW, GROW]), GROW, GROW])),
     "a regular expression": build(normalizers.Sequence([normalizers.Replace(Regex("."), "a" * 1000)] * 4)),
-    "Prepend": build(normalizers.Sequence([normalizers.Prepend("a" * 1000), GROW, GROW, GROW])),
     "backtracking": build(None, pre_tokenizers.Split(Regex(r"(\w+)+$"), "isolated")),
 }
 
