@@ -4,7 +4,7 @@
 
 Each rank gets the variables that torchrun sets, and TF_CONFIG, and leads its own process group, so that its child
 processes end with it. Failures and signals are handled as by `local.py`, but signals reach the ranks unchanged, and
-the ranks of a killed launcher are ended by `orphans.py`.
+the ranks of a killed launcher are ended by a shell that outlives it.
 
 Under torchrun, srun or mpirun this process is a rank already: the command replaces it, with the same variables set.
 """
@@ -34,6 +34,13 @@ from paceline.launch.signals import STOP_SIGNALS, StopRequest
 
 LAUNCH_EXAMPLE = "paceline launch --ranks 2 -- python train.py"
 MAX_LOCAL_RANKS = 1024
+GUARD = """
+while read -r rank; do groups="$groups -$rank"; done
+kill -s TERM -- $groups
+sleep 30
+kill -s KILL -- $groups
+"""
+"""Ends the process groups whose ids it reads, once the pipe closes: the launcher kills this shell before it ends."""
 
 
 def launch_command(command: Sequence[str], ranks: int | None, restarts: int = 0, as_json: bool = False) -> int:
@@ -181,8 +188,8 @@ def _start_command_ranks(
     program: str, command: Sequence[str], environs: Sequence[dict[str, str]], output: IO[str] | None
 ) -> Iterator[_CommandRanks]:
     started = _CommandRanks()
-    script = Path(__file__).with_name("orphans.py")
-    guard = subprocess.Popen([sys.executable, "-I", "-S", script], stdin=subprocess.PIPE, start_new_session=True)
+    streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    guard = subprocess.Popen(["sh", "-c", GUARD], **streams, start_new_session=True)
     assert guard.stdin is not None
     try:
         for environ in environs:

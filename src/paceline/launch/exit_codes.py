@@ -8,16 +8,13 @@ import os
 import platform
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import NoReturn
 
 from paceline import __version__
 from paceline.config import registry
-from paceline.config.trust import get_state_folder
 from paceline.errors import InternalError, PacelineError, RankUnresponsive, RunFailed, UserError
 from paceline.io.escape import escape_hidden
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
@@ -81,21 +78,13 @@ def print_error(error: PacelineError, rank_info: RankInfo) -> None:
 
 def _print_bug_report(what: str, trace: str) -> None:
     version = f"paceline {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    file = _write_bug_file(f"{version}\n{trace}")
-    attachment = f"with this file: {file}" if file else "with what was typed"
-    _write_line(f"paceline: this is a bug of ours{what}; please report it {attachment}")
-
-
-def _write_bug_file(text: str) -> Path | None:
-    name = f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (get_state_folder() / "bugs", Path(tempfile.gettempdir())):
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(handle, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-            return folder / name
-    return None
+    attachment = "what was typed"
+    with suppress(OSError):
+        handle, name = tempfile.mkstemp(".txt", "paceline-bug-")
+        with open(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(f"{version}\n{trace}")
+        attachment = f"this file: {name}"
+    _write_line(f"paceline: this is a bug of ours{what}; please report it with {attachment}")
 
 
 @contextmanager

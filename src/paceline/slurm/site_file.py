@@ -11,11 +11,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from pydantic import ValidationInfo, field_validator, model_validator
+from pydantic import ValidationInfo, field_validator
 
 from paceline.config import build_section
 from paceline.config.run_file import read_yaml_file
-from paceline.config.sections import Section, conflict_error, field
+from paceline.config.sections import Section, field
 from paceline.errors import UserError, did_you_mean
 from paceline.io.arguments import option_error, parse_hours
 from paceline.planner.emit import WARN_S
@@ -75,21 +75,6 @@ class SiteFile(Section):
         elif found := re.search(r"\$\{?[A-Za-z_]\w*\}?", text, re.ASCII):
             raise UserError(f"{found[0]} is not replaced; write {{user}} or {{job}}, or the name itself")
         return text
-
-    @model_validator(mode="after")
-    def _check_shell_text(self) -> SiteFile:
-        for name in self.variables:
-            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-                raise conflict_error(f"variables: {name!r} cannot name a variable; use letters, digits and '_'")
-        for name in self.options:
-            if not re.fullmatch(r"[a-z][a-z-]*", name):
-                raise conflict_error(f"options: {name!r} is not an option of sbatch; write it without its dashes")
-        words = (self.partition, self.account, self.qos, self.constraint, self.gpu_type, self.scratch)
-        texts = (*self.modules, *self.setup, *self.variables.values(), *self.options.values(), *words)
-        for text in filter(None, texts):
-            if not text.isprintable():
-                raise conflict_error(f"{text!r} has control characters; a batch script is written line by line")
-        return self
 
     @property
     def hours(self) -> float | None:
