@@ -145,14 +145,12 @@ def _derive_batch(draft: Draft, ranks: int | None) -> None:
         comment = f"{micro} per pass × {plural(world, 'rank')} × {passes} accumulated"
         if "parallel.ranks" in draft.fill_in:
             draft.fill_in.setdefault("train.global_batch", f"{comment}: it grows with parallel.ranks")
-    elif passes:
+    elif passes or world > DEFAULT_BATCH:
+        passes = passes or 1
         micro = max(1, DEFAULT_BATCH // (passes * world))
         batch = micro * passes * world
         comment = f"to fill in: batch of your loader × {world} ranks × {passes} accumulated"
         draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} × {passes} here"
-    elif world > DEFAULT_BATCH:
-        batch, comment = world, "to fill in: one sample per rank, until your batch is here"
-        draft.fill_in["train.global_batch"] = f"the batch size is in your script; write it × {world} ranks here"
     else:
         return
     draft.set_line("train.global_batch", batch, comment, BATCH)
@@ -268,15 +266,8 @@ def _check_offload(draft: Draft) -> None:
         draft.set_line("parallel.offload", True, draft.describe("offload_param"), ("offload_param",))
     elif draft.value("offload_param"):
         draft.reject("offload_param", "only ZeRO 3 offloads parameters; DeepSpeed ignores it too")
-    if not draft.value("parallel.offload") or strategy in GATHERS_SHARDS:
-        return
-    if strategy == "zero1" and draft.value("workload") in BUILT_IN:
-        draft.set_line("parallel.engine", "deepspeed", "only DeepSpeed offloads with ZeRO 1")
-        return
-    reason = "nothing is sharded, so nothing is offloaded; DeepSpeed ignores it too"
-    if strategy == "zero1":
-        reason = "ZeRO 1 keeps its state on the device here; parallel.strategy=zero2 offloads"
-    draft.reject("parallel.offload", reason)
+    if draft.value("parallel.offload") and strategy not in GATHERS_SHARDS:
+        draft.reject("parallel.offload", "only zero2, zero3, fsdp and hsdp keep state in host memory")
 
 
 def _check_sharded_options(draft: Draft) -> None:
