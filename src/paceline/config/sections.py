@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,20 @@ from pydantic_core import PydanticCustomError
 def field(default: Any, unit: str, meaning: str, **limits: Any) -> Any:
     """Declare a field of the run file, with the unit that `explain` prints and what it means."""
     return Field(default, description=meaning, json_schema_extra={"unit": unit}, **limits)
+
+
+def read_meanings() -> dict[str, tuple[str, str]]:
+    """Return the unit and the meaning of each key of `train` and `parallel`."""
+    with Path(__file__).with_name("keys.csv").open(encoding="utf-8", newline="") as file:
+        return {row["key"]: (row["unit"], row["meaning"]) for row in csv.DictReader(file)}
+
+
+MEANINGS = read_meanings()
+
+
+def described_field(key: str, default: Any, **limits: Any) -> Any:
+    """Declare a field whose unit and meaning are in `keys.csv`."""
+    return field(default, *MEANINGS[key], **limits)
 
 
 def conflict_error(message: str) -> PydanticCustomError:
@@ -204,97 +219,55 @@ BATCH_SCHEMA = WithJsonSchema({"anyOf": [NUMBER, {"type": "object", "additionalP
 
 
 class Train(Section):
-    epochs: int | None = field(None, "epochs", "length of the run; give this or steps", gt=0)
-    steps: int | None = field(None, "steps", "length of the run; give this or epochs", gt=0)
-    global_batch: Annotated[int, WrapValidator(read_batch), PlainSerializer(write_batch), BATCH_SCHEMA] = field(
-        128,
-        "samples",
-        "samples per optimiser step, over all ranks; {0: 256, 10000: 1024} grows after so many steps",
-        gt=0,
+    epochs: int | None = described_field("train.epochs", None, gt=0)
+    steps: int | None = described_field("train.steps", None, gt=0)
+    global_batch: Annotated[int, WrapValidator(read_batch), PlainSerializer(write_batch), BATCH_SCHEMA] = (
+        described_field("train.global_batch", 128, gt=0)
     )
-    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb", "muon"] = field(
-        "adamw",
-        "",
-        "update rule; adam and sgd add weight_decay to the gradient, others to the update; muon is for matrices, "
-        "and adamw for what is no matrix, embeddings and the last one",
+    optimizer: Literal["adamw", "adam", "sgd", "lars", "lamb", "muon"] = described_field("train.optimizer", "adamw")
+    optimizer_state: Literal["fp32", "bf16", "8bit"] = described_field("train.optimizer_state", "fp32")
+    weights: Literal["fp32", "bf16"] = described_field("train.weights", "fp32")
+    lr: float = described_field("train.lr", 1e-3, gt=0)
+    lr_scaling: Literal["none", "linear", "sqrt"] = described_field("train.lr_scaling", "none")
+    base_batch: int = described_field("train.base_batch", 128, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = described_field("train.schedule", "cosine")
+    warmup: float = described_field("train.warmup", 0.05, ge=0, lt=1)
+    warmup_steps: int | None = described_field("train.warmup_steps", None, ge=0)
+    warmup_from: float = described_field("train.warmup_from", 0.0, ge=0, le=1)
+    warmup_shape: Literal["linear", "log"] = described_field("train.warmup_shape", "linear")
+    final_lr: float = described_field("train.final_lr", 0.0, ge=0, le=1)
+    weight_decay: float = described_field("train.weight_decay", 0.01, ge=0)
+    decay: Literal["matrices", "all"] = described_field("train.decay", "matrices")
+    groups: dict[str, ParameterGroup] = described_field("train.groups", {})
+    beta1: float = described_field("train.beta1", 0.9, ge=0, lt=1)
+    beta2: float = described_field("train.beta2", 0.999, ge=0, lt=1)
+    eps: float | None = described_field("train.eps", None, gt=0)
+    momentum: float = described_field("train.momentum", 0.9, ge=0, lt=1)
+    nesterov: bool = described_field("train.nesterov", False)
+    clip: float = described_field("train.clip", 1.0, ge=0)
+    clip_value: float = described_field("train.clip_value", 0.0, ge=0)
+    ema: float | None = described_field("train.ema", None, gt=0, lt=1)
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"] = described_field("train.precision", "fp32")
+    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0, le=1e30)] = described_field(
+        "train.loss_scale", "dynamic"
     )
-    optimizer_state: Literal["fp32", "bf16", "8bit"] = field(
-        "fp32", "", "type of the moments (adamw, adam); smaller ones are rounded at random, by key"
+    loss_scale_start: float = described_field("train.loss_scale_start", 16384.0, gt=0, le=1e30)
+    loss_scale_window: int = described_field("train.loss_scale_window", 1000, gt=0)
+    nonfinite: Literal["stop", "skip"] = described_field("train.nonfinite", "stop")
+    on_oom: Literal["stop", "retry"] = described_field("train.on_oom", "stop")
+    batchnorm_group: Literal["auto", "sync", "as_is"] | Annotated[int, Field(ge=2)] = described_field(
+        "train.batchnorm_group", "auto"
     )
-    weights: Literal["fp32", "bf16"] = field(
-        "fp32",
-        "",
-        "type of weights and gradients; bf16 (adamw, adam) keeps no copy in fp32 and rounds at random, by key",
-    )
-    lr: float = field(1e-3, "per step", "peak learning rate at base_batch", gt=0)
-    lr_scaling: Literal["none", "linear", "sqrt"] = field("none", "", "how lr grows with global_batch / base_batch")
-    base_batch: int = field(128, "samples", "the batch for which lr was chosen", gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = field("cosine", "", "decay after the warm-up")
-    warmup: float = field(0.05, "fraction of run", "warm-up of the learning rate", ge=0, lt=1)
-    warmup_steps: int | None = field(None, "steps", "length of the warm-up, in place of warmup", ge=0)
-    warmup_from: float = field(0.0, "fraction of lr", "where the warm-up begins", ge=0, le=1)
-    warmup_shape: Literal["linear", "log"] = field(
-        "linear", "", "log grows with the logarithm of the step, as DeepSpeed's WarmupLR does"
-    )
-    final_lr: float = field(0.0, "fraction of lr", "where the decay ends", ge=0, le=1)
-    weight_decay: float = field(0.01, "", "of matrices, or of all parameters: decay says which", ge=0)
-    decay: Literal["matrices", "all"] = field("matrices", "", "what decays; matrices leaves out biases and norms")
-    groups: dict[str, ParameterGroup] = field(
-        {}, "", "parameters that differ: pattern of names -> {lr, weight_decay, frozen}; the first match decides"
-    )
-    beta1: float = field(0.9, "", "first moment decay (adamw, adam, lamb, muon)", ge=0, lt=1)
-    beta2: float = field(0.999, "", "second moment decay (adamw, adam, lamb, muon)", ge=0, lt=1)
-    eps: float | None = field(
-        None, "", "added to the root of the second moment; none is 1e-8 for all but lamb, which has 1e-6", gt=0
-    )
-    momentum: float = field(0.9, "", "momentum (sgd, lars, muon)", ge=0, lt=1)
-    nesterov: bool = field(False, "", "sgd: the momentum looks one step ahead")
-    clip: float = field(1.0, "gradient norm", "the global gradient norm is clipped to this; 0 disables", ge=0)
-    clip_value: float = field(0.0, "gradient", "each gradient value is then clipped to ± this; 0 disables", ge=0)
-    ema: float | None = field(
-        None,
-        "per step",
-        "decay of an average of the weights, which is evaluated and used in their place",
-        gt=0,
-        lt=1,
-    )
-    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp64", "fp8"] = field(
-        "fp32", "", "type of the matrix products; tf32 is fp32 where the device has no TF32"
-    )
-    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0, le=1e30)] = field(
-        "dynamic",
-        "",
-        "fp16: factor of the loss, against underflow of gradients; dynamic halves it on overflow",
-    )
-    loss_scale_start: float = field(16384.0, "", "fp16: where a dynamic loss_scale begins", gt=0, le=1e30)
-    loss_scale_window: int = field(1000, "steps", "fp16: without overflow, after which loss_scale doubles", gt=0)
-    nonfinite: Literal["stop", "skip"] = field("stop", "", "a step whose loss or gradient is not finite")
-    on_oom: Literal["stop", "retry"] = field(
-        "stop", "", "out of memory: stop, or resume from the last checkpoint with half the micro-batch"
-    )
-    batchnorm_group: Literal["auto", "sync", "as_is"] | Annotated[int, Field(ge=2)] = field(
-        "auto",
-        "samples",
-        "whose statistics batch norm uses: auto is up to 32; sync: those of all ranks in a pass; as_is: of one rank",
-    )
-    seed: int = field(0, "", "of weights, data order and dropout", ge=0, lt=1 << 31)
-    evaluate_every: int = field(0, "steps", "0 evaluates at the end of each epoch", ge=0)
-    evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = field(
-        "auto", "samples", "of the held-out split; auto takes all of a small one, else as many as the training allows"
-    )
-    patience: int = field(0, "evaluations", "without a better score end the run; 0 does not end it", ge=0)
-    checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=0)] = field(
-        0, "steps", "0 saves at the end of each epoch; auto as often as loses least to failures of the devices"
-    )
-    checkpoint_format: Literal["sharded", "full"] = field(
-        "sharded", "", "full: one safetensors file with all tensors, joined by the main rank; sharded: a file per rank"
-    )
-    keep: int = field(2, "checkpoints", "newest ones kept, beside the best", gt=0)
-    log_every: int = field(10, "steps", "how often measured values are read back and shown", gt=0)
-    compile: Literal["auto", "off", "on"] = field(
-        "auto", "", "auto records the step on a CUDA device and compiles it where that pays; on compiles, anywhere"
-    )
-    loggers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = field((), "", "also send events there")
+    seed: int = described_field("train.seed", 0, ge=0, lt=1 << 31)
+    evaluate_every: int = described_field("train.evaluate_every", 0, ge=0)
+    evaluate_on: Literal["auto", "all"] | Annotated[int, Field(gt=0)] = described_field("train.evaluate_on", "auto")
+    patience: int = described_field("train.patience", 0, ge=0)
+    checkpoint_every: Literal["auto"] | Annotated[int, Field(ge=0)] = described_field("train.checkpoint_every", 0)
+    checkpoint_format: Literal["sharded", "full"] = described_field("train.checkpoint_format", "sharded")
+    keep: int = described_field("train.keep", 2, gt=0)
+    log_every: int = described_field("train.log_every", 10, gt=0)
+    compile: Literal["auto", "off", "on"] = described_field("train.compile", "auto")
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = described_field("train.loggers", ())
 
     @field_validator("epochs", "steps", mode="before")
     @classmethod
@@ -330,56 +303,39 @@ class Train(Section):
 
 
 class Parallel(Section):
-    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = field(
-        "auto", "", "what each data-parallel rank keeps; auto is ddp above 1 rank; zero3 and fsdp are the same"
+    strategy: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"] = described_field(
+        "parallel.strategy", "auto"
     )
-    ranks: Annotated[int, WithJsonSchema({"type": ["integer", "string"], "pattern": r"^\d+(\.\.\d+)?$"})] = field(
-        1,
-        "processes",
-        "one device each; what tensor, context and pipeline leave is data parallel; 2..8 sets least_ranks to 2",
-        gt=0,
-        le=65536,
+    ranks: Annotated[int, WithJsonSchema({"type": ["integer", "string"], "pattern": r"^\d+(\.\.\d+)?$"})] = (
+        described_field("parallel.ranks", 1, gt=0, le=65536)
     )
-    least_ranks: int | None = field(
-        None, "processes", "a run that loses ranks continues with fewer, down to this number; without it, it ends", gt=0
+    least_ranks: int | None = described_field("parallel.least_ranks", None, gt=0)
+    replicate: int | None = described_field("parallel.replicate", None, gt=0)
+    tensor: int = described_field("parallel.tensor", 1, gt=0)
+    sequence: bool = described_field("parallel.sequence", False)
+    context: Annotated[int, WrapValidator(read_context), PlainSerializer(write_context), CONTEXT_SCHEMA] = (
+        described_field("parallel.context", 1, gt=0)
     )
-    replicate: int | None = field(None, "copies", "hsdp: whole copies of the model, each sharded over the rest", gt=0)
-    tensor: int = field(1, "ranks", "ranks that share every matrix product", gt=0)
-    sequence: bool = field(False, "", "the ranks of tensor also share what lies between the matrix products")
-    context: Annotated[int, WrapValidator(read_context), PlainSerializer(write_context), CONTEXT_SCHEMA] = field(
-        1,
-        "ranks",
-        "ranks that divide each sequence; attention gathers its keys and values, or with 4:ring passes them round",
-        gt=0,
+    expert: int = described_field("parallel.expert", 1, gt=0)
+    pipeline: int = described_field("parallel.pipeline", 1, gt=0)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = described_field("parallel.schedule", "1f1b")
+    micro_batch: int | None = described_field("parallel.micro_batch", None, gt=0)
+    activation_checkpointing: Literal["none", "selective", "full"] = described_field(
+        "parallel.activation_checkpointing", "none"
     )
-    expert: int = field(1, "ranks", "data-parallel ranks that divide the experts of a mixture", gt=0)
-    pipeline: int = field(1, "ranks", "ranks that hold consecutive layers", gt=0)
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = field(
-        "1f1b", "", "order of the passes in a pipeline; the last two give each rank 2 stages"
+    offload: bool = described_field("parallel.offload", False)
+    reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = described_field(
+        "parallel.reduce", "exact"
     )
-    micro_batch: int | None = field(None, "samples", "most samples in one pass of one rank; more are accumulated", gt=0)
-    activation_checkpointing: Literal["none", "selective", "full"] = field(
-        "none", "", "activations computed again in the backward pass: none, all but matrix products, whole layers"
-    )
-    offload: bool = field(False, "", "zero2, fsdp, hsdp: parameters and optimiser live in host memory")
-    reduce: Literal["exact", "bf16", "fp16", "powersgd", "local_sgd", "diloco"] = field(
-        "exact", "", "how ranks are synchronised; all but exact send less and change the answer"
-    )
-    local_steps: int = field(8, "steps", "local_sgd, diloco: steps a rank makes alone before models are joined", gt=1)
-    wrap: Literal["layers"] | Annotated[int, Field(gt=0)] = field(
-        "layers", "parameters", "zero2, fsdp, hsdp: what is gathered together: a layer, or modules of at least so many"
-    )
-    engine: Literal["torch", "deepspeed", "accelerate"] = field("torch", "", "library that wraps the model")
-    engine_config: Path | None = field(None, "path", "deepspeed: your own JSON; accelerate: your own YAML")
-    device: Literal["auto", "cpu", "cuda"] = field("auto", "", "auto takes CUDA devices where there are any")
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = field(
-        "auto",
-        "",
-        "what carries messages: auto is nccl for CUDA devices, gloo for CPUs; gloo lets ranks share a GPU",
-    )
-    threads: int = field(0, "threads", "CPU threads per rank; 0 divides the cores among the local ranks", ge=0, le=4096)
-    timeout_s: float = field(300.0, "s", "a collective that takes longer ends the run", gt=0, le=1e7)
-    bucket_mb: float = field(25.0, "MB", "gradients are sent in buckets of this size", gt=0)
+    local_steps: int = described_field("parallel.local_steps", 8, gt=1)
+    wrap: Literal["layers"] | Annotated[int, Field(gt=0)] = described_field("parallel.wrap", "layers")
+    engine: Literal["torch", "deepspeed", "accelerate"] = described_field("parallel.engine", "torch")
+    engine_config: Path | None = described_field("parallel.engine_config", None)
+    device: Literal["auto", "cpu", "cuda"] = described_field("parallel.device", "auto")
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = described_field("parallel.backend", "auto")
+    threads: int = described_field("parallel.threads", 0, ge=0, le=4096)
+    timeout_s: float = described_field("parallel.timeout_s", 300.0, gt=0, le=1e7)
+    bucket_mb: float = described_field("parallel.bucket_mb", 25.0, gt=0)
 
     @model_validator(mode="before")
     @classmethod
