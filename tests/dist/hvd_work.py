@@ -40,7 +40,6 @@ def collectives():
         "gathered numbers": hvd.allgather(torch.tensor(r)),
         "from one": (hvd.broadcast(mine, 2), root),
         "exchanged": (parts, counts),
-        "scattered": hvd.reducescatter(torch.arange(7.0), op=hvd.Sum),
         "sparse": hvd.synchronize(hvd.sparse_allreduce_async(sparse, op=hvd.Sum)).to_dense(),
         "objects": (hvd.allgather_object({"rank": r}), hvd.broadcast_object([r], root_rank=1)),
         "misfits": [misfit(call) for call in unequal_calls(r)],
@@ -87,7 +86,6 @@ def gradients():
         "gather": of(hvd.allgather),
         "broadcast": of(lambda x: hvd.broadcast(x, 1)),
         "exchange": of(hvd.alltoall),
-        "scatter": of(lambda x: hvd.reducescatter(x, op=hvd.Sum)),
     }
 
 

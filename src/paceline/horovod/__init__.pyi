@@ -20,16 +20,10 @@ from paceline.horovod.collectives import broadcast as broadcast
 from paceline.horovod.collectives import broadcast_ as broadcast_
 from paceline.horovod.collectives import broadcast_async as broadcast_async
 from paceline.horovod.collectives import broadcast_async_ as broadcast_async_
-from paceline.horovod.collectives import grouped_allgather as grouped_allgather
-from paceline.horovod.collectives import grouped_allgather_async as grouped_allgather_async
 from paceline.horovod.collectives import grouped_allreduce as grouped_allreduce
 from paceline.horovod.collectives import grouped_allreduce_ as grouped_allreduce_
 from paceline.horovod.collectives import grouped_allreduce_async as grouped_allreduce_async
 from paceline.horovod.collectives import grouped_allreduce_async_ as grouped_allreduce_async_
-from paceline.horovod.collectives import grouped_reducescatter as grouped_reducescatter
-from paceline.horovod.collectives import grouped_reducescatter_async as grouped_reducescatter_async
-from paceline.horovod.collectives import reducescatter as reducescatter
-from paceline.horovod.collectives import reducescatter_async as reducescatter_async
 from paceline.horovod.collectives import sparse_allreduce_async as sparse_allreduce_async
 from paceline.horovod.functions import SyncBatchNorm as SyncBatchNorm
 from paceline.horovod.functions import allgather_object as allgather_object
@@ -59,6 +53,8 @@ from paceline.horovod.world import mpi_enabled as mpi_enabled
 from paceline.horovod.world import mpi_threads_supported as mpi_threads_supported
 from paceline.horovod.world import nccl_built as nccl_built
 from paceline.horovod.world import rank as rank
+from paceline.horovod.world import reducescatter as reducescatter
+from paceline.horovod.world import reducescatter_async as reducescatter_async
 from paceline.horovod.world import remove_process_set as remove_process_set
 from paceline.horovod.world import rocm_built as rocm_built
 from paceline.horovod.world import shutdown as shutdown

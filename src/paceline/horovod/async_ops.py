@@ -242,14 +242,5 @@ def start_alltoall(tensor: Tensor, to: list[int]) -> Handle[tuple[Tensor, Tensor
     return Handle([work], lambda: (received.to(mine.dtype), torch.tensor(counts, dtype=torch.int32)))
 
 
-def start_reduce_scatter(
-    tensor: Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none
-) -> Handle[Tensor]:
-    if not tensor.dim():
-        raise UserError("a single number has no first dimension to scatter; use hvd.allreduce")
-    whole, ranks, mine = start_reduce(tensor, rule, compression), size(), rank()
-    return Handle(whole.works, lambda: whole.wait().tensor_split(ranks)[mine].clone())
-
-
 def _cast_sendable(tensor: Tensor) -> Tensor:
     return tensor.to(SENT_AS.get(tensor.dtype, tensor.dtype))

@@ -173,30 +173,6 @@ def _resolve_splits(tensor: Tensor, splits: Splits) -> list[int]:
     return to
 
 
-def reducescatter(
-    tensor: Tensor,
-    compression: Compress = Compression.none,
-    name: Name = None,
-    op: Operation = Average,
-    **factors: Unpack[Factors],
-) -> Tensor:
-    """Return this rank's rows of the reduced tensor; the first ranks have one more."""
-    rule = _resolve_rule(op, None, factors)
-
-    def back(grad: Tensor) -> Tensor:
-        each = rule.before * rule.after * (1 if _require_linear(rule).op is Average else size())
-        return ops.scale_buffer(ops.start_gather(grad).wait(), each)
-
-    return _attach_gradient(tensor, ops.start_reduce_scatter(tensor, rule, compression).wait(), back)
-
-
-def reducescatter_async(
-    tensor: Tensor, name: Name = None, op: Operation = Average, **factors: Unpack[Factors]
-) -> Handle[Tensor]:
-    rule = _resolve_rule(op, None, factors)
-    return ops.start_named("reducescatter", name, lambda: ops.start_reduce_scatter(tensor, rule))
-
-
 def _in_place(
     start: Callable[Concatenate[Tensor, P], Handle[Tensor]],
 ) -> Callable[Concatenate[Tensor, P], Handle[Tensor]]:
@@ -253,6 +229,3 @@ allreduce_async_, broadcast_async_ = _in_place(allreduce_async), _in_place(broad
 allreduce_, broadcast_ = _blocking(allreduce_async_), _blocking(broadcast_async_)
 grouped_allreduce_async, grouped_allreduce_async_ = _grouped_async(allreduce_async), _grouped_async(allreduce_async_)
 grouped_allreduce, grouped_allreduce_ = _grouped(allreduce), _blocking(grouped_allreduce_async_)
-grouped_allgather, grouped_allgather_async = _grouped(allgather), _grouped_async(allgather_async)
-grouped_reducescatter = _grouped(reducescatter)
-grouped_reducescatter_async = _grouped_async(reducescatter_async)

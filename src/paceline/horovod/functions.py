@@ -1,20 +1,19 @@
 """Broadcast parameters, optimiser state and objects."""
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import SyncBatchNorm as SyncBatchNorm
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from paceline.errors import UserError
 from paceline.horovod import collectives
 from paceline.horovod.async_ops import require_same_call
 from paceline.horovod.collectives import Name
-from paceline.horovod.world import AnySet, rank, require_global_set, size
+from paceline.horovod.world import AnySet, require_global_set, size
 from paceline.launch.process_group import gather_objects
 
 
@@ -54,13 +53,6 @@ def broadcast_optimizer_state(
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         if parameter.requires_grad and parameter.grad is None and parameter not in optimizer.state:
             parameter.grad = torch.zeros_like(parameter)  # as Horovod leaves it, which makes a first step of zeros
-    if size() == 1:
-        return
-    state: Any = optimizer.state_dict() if rank() == root_rank else None
-    rest = tree_map_only(Tensor, lambda t: partial(torch.empty, t.shape, dtype=t.dtype, device=t.device.type), state)
-    rest = broadcast_object(rest, root_rank)
-    if rank() != root_rank:
-        state = tree_map_only(partial, lambda make_empty: make_empty(), rest)
-    broadcast_parameters([leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)], root_rank)
-    if rank() != root_rank:
-        optimizer.load_state_dict(state)
+    if size() > 1:
+        on_host = tree_map_only(Tensor, Tensor.cpu, optimizer.state_dict())
+        optimizer.load_state_dict(broadcast_object(on_host, root_rank))

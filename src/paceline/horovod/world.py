@@ -42,6 +42,7 @@ def _reject(what: str, instead: str) -> Callable[..., NoReturn]:
     return call
 
 
+reducescatter = reducescatter_async = _reject("reducescatter", "use torch.distributed.reduce_scatter_tensor")
 join = _reject("join", "give every rank the same number of batches: torch's DistributedSampler does")
 start_timeline = stop_timeline = _reject("timelines", "paceline measure  says where the time of a step goes")
 raise_no_adasum = _reject("Adasum", "use op=hvd.Average")

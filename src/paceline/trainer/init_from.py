@@ -250,20 +250,11 @@ class WeightInitializer:
 
     @cached_property
     def _weights(self) -> tuple[Weights, str]:
-        """The weights and their digest; UserError if nodes, or an earlier attempt, have others."""
+        """The weights and their digest; UserError if nodes have others."""
         path = self.path
         assert path is not None
         weights = broadcast_from_main(lambda: open_weights(path))
-        digest = agree_on_digest(KEY, weights.digest, self.context.rank_info.local_rank)
-        broadcast_from_main(lambda: self._check_first_weights(digest))
-        return weights, digest
-
-    def _check_first_weights(self, digest: str) -> None:
-        run = RunDir(self.context.folder)
-        began = run.start().get("weights")
-        if began is not None and began["digest"] != digest:
-            reason = f"what is in it has changed since {run.path} was started, without a checkpoint to resume from"
-            raise weights_error(self.path, f"{reason}; bring it back, or start a new run", "conflict")
+        return weights, agree_on_digest(KEY, weights.digest, self.context.rank_info.local_rank)
 
     def _fit(self, parts: Sequence[nn.Module], shapes: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Return (tensors of this rank by their names in the file, how each of its tensors fits)."""

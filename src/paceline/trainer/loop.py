@@ -320,9 +320,6 @@ class FitJob(Job):
     def stop_reason(self) -> str:
         return self.passes.end_words() if self.passes.end not in (None, FitEnd.AS_ASKED) else ""
 
-    def describe_length_change(self, old: Train) -> str:
-        return "the passes so far stay as they are"
-
     def restore(self, checkpoint: reader.Checkpoint) -> None:
         reader.restore_checkpoint(checkpoint, self.passes.allocate_state(checkpoint.meta["fit"]))
         self.passes.load_state(checkpoint.meta["fit"])

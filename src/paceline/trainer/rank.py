@@ -265,14 +265,14 @@ def _show_end(run: RunDir, summary: Summary, log: LogFn, brief: bool) -> None:
 
 def _prepare_folder(run: RunDir, spec: RunSpec, job: Job, log: LogFn) -> None:
     """Write what inference needs; record that the run was made longer."""
-    from paceline.trainer.resume_guard import find_extension
+    from paceline.trainer.resume_guard import EXTENDED, find_extension
 
     save_inference_assets(run, job.workload)
     if (extension := find_extension(run, spec)) is not None:
         key, before, now, old = extension
         job.context.events.write("extend", key=key, before=before, now=now)
         log(f"  {key} is {now} instead of {before}: {job.describe_length_change(old)}")
-        run.rewrite(run.recorded_spec().replace({key: now}, f"extended from {before}"))
+        run.rewrite(run.recorded_spec().replace({key: now}, f"{EXTENDED} {before}"))
 
 
 def _note_failure(run: RunDir, events: EventWriter, job: Job | None, error: Exception) -> None:

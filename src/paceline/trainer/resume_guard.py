@@ -11,7 +11,6 @@ from paceline.config.registry import find_entry, get_user_module
 from paceline.config.trust import KERAS, find_user_code
 from paceline.data.files import hash_files
 from paceline.errors import UserError
-from paceline.runlog.events import read_events
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import BaseWorkload, LogFn
 
@@ -26,6 +25,7 @@ MAY_CHANGE = (
 """Prefixes of keys that do not change the answer. Data and weights may move, not differ."""
 MUST_STAY = ("parallel.reduce", "parallel.local_steps")
 ANSWER_KEY = "answer"
+EXTENDED = "extended from"  # begins the origin of a length that was made longer
 
 
 def describe_answer(workload: BaseWorkload) -> dict[str, Any]:
@@ -91,13 +91,11 @@ def check_same_answer(run: RunDir, workload: BaseWorkload, log: LogFn, changed_c
 
 def _check_same_length(run: RunDir, sealed: Mapping[str, Any], step: int) -> None:
     """Raise UserError if the recorded length was edited instead of extended."""
-    key, now = length_of(run.recorded_spec().train)
+    recorded = run.recorded_spec()
+    key, now = length_of(recorded.train)
     before_key, before = sealed.get("length", [key, now])
-    if (before_key, before) == (key, now):
-        return
-    events = read_events(run.events_file(0), "extend")
-    extended = [event.get("before") for event in events if (event.get("key"), event.get("now")) == (key, now)]
-    if before_key != key or not extended or not isinstance(extended[-1], int) or extended[-1] < before:
+    extended = before_key == key and before < now and recorded.origin(key).startswith(EXTENDED)
+    if (before_key, before) != (key, now) and not extended:
         line = f"paceline train --resume {shlex.quote(str(run.path))} {before_key}=+2"
         saved = f"but the checkpoint of step {step} was made with {before_key}={before}; put it back"
         raise _conflict_error(key, f"{run.spec_file} says {key}={now}, {saved}; to train longer, type  {line}")

@@ -28,21 +28,12 @@ SOURCE = "source"
 
 
 def find_finished_summary(run: RunDir, spec: RunSpec) -> Summary | None:
-    """Return the summary of a finished run, unless it is damaged or made longer."""
-    from paceline.trainer.checkpoint.reader import DamagedCheckpoint, list_sealed, verify_checkpoint
-
+    """Return the summary of a finished run, unless it is made longer."""
     check_resume_request(run, spec)
     if not run.summary_file.is_file() or find_extension(run, spec) is not None:
         return None
     summary = read_summary(run.summary_file)
-    if summary.status != RunStatus.FINISHED:
-        return None
-    try:
-        for path in list_sealed(run.checkpoints)[:1]:
-            verify_checkpoint(path)
-    except DamagedCheckpoint:
-        return None
-    return summary
+    return summary if summary.status == RunStatus.FINISHED else None
 
 
 def remove_run(run: RunDir) -> None:
@@ -61,8 +52,6 @@ def suggest_resume(run: RunDir) -> str:
     from paceline.trainer.checkpoint.reader import find_newest
 
     folder = shlex.quote(str(run.path))
-    if not run.begun:
-        return f"  the folder {folder} does not exist any more; put it back, or start a new run"
     checkpoint = find_newest(run.checkpoints, ignore_log)
     where = "there is no checkpoint yet; start again" if checkpoint is None else f"resume at step {checkpoint.step}"
     return f"  {where} with  paceline train --resume {folder}"

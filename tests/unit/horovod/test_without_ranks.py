@@ -20,6 +20,7 @@ from results import expect_error
     ("call", "what"),
     [
         (lambda: hvd.join(), "join"),
+        (lambda: hvd.reducescatter(torch.ones(2)), "reducescatter"),
         (lambda: hvd.start_timeline("t.json"), "timelines"),
         (lambda: hvd.stop_timeline(), "timelines"),
         (lambda: hvd.add_process_set([0]), "process sets"),

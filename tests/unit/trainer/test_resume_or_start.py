@@ -116,18 +116,6 @@ def test_the_same_command_begins_goes_on_and_is_done(line, tmp_path, monkeypatch
     assert_same_bits(third, alone)
 
 
-def test_a_finished_run_whose_last_checkpoint_was_damaged_is_mended(line, tmp_path):
-    found = train(line, tmp_path, resume_or_start=True, show=False)
-    alone = found.weights()
-    victim = next((found.path / "checkpoints" / "step-00000004").glob("*.distcp"))
-    content = bytearray(victim.read_bytes())
-    content[-1] ^= 1
-    victim.write_bytes(content)
-    mended = train(line, tmp_path, resume_or_start=True, show=False)
-    assert [event["step"] for event in read_events(RunDir(found.path).events_file(0), "resume")] == [2]
-    assert_same_bits(mended, alone)
-
-
 def test_a_longer_run_goes_on_and_another_answer_in_its_folder_is_refused(line, tmp_path):
     train(line, tmp_path, resume_or_start=True, show=False)
     longer = train(line.replace({"train.steps": 6}), tmp_path, resume_or_start=True, show=False)
