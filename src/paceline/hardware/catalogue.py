@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -308,12 +308,8 @@ def read_cluster_file(path: Path) -> Cluster:
 
 def _name_problem(problem: Any, path: Path) -> UserError:
     """Build the error of a cluster file from the first problem that pydantic found."""
-    key = str(problem["loc"][0])
-    if problem["type"] == "missing":
-        message = f"cluster file {str(path)!r} names no device; start it with  device: A100-SXM4-80GB"
-        return _error(message, key, "missing-value")
-    if problem["type"] == "extra_forbidden":
-        known = list(ClusterFile.model_fields)
-        hint = did_you_mean(key, known, cutoff=0.6) or f"; known: {', '.join(known)}"
-        return _error(f"{path.name}: unknown key {key!r}{hint}", key, "unknown-key")
-    return _error(f"{path.name}: {key}: {problem['input']!r}: {problem['msg']}", key)
+    key, codes = str(problem["loc"][0]), {"missing": "missing-value", "extra_forbidden": "unknown-key"}
+    code = codes.get(problem["type"], "invalid-value")
+    known = list(ClusterFile.model_fields) if code == "unknown-key" else []
+    hint = did_you_mean(key, known, cutoff=0.6) or (f"; known: {', '.join(known)}" if known else "")
+    return _error(f"cluster file {str(path)!r}: {key}: {problem['msg']}{hint}", key, cast(Code, code))

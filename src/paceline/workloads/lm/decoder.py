@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.config.decoder_shape import DecoderShape
-from paceline.data.corpora.tokenised import Vocabulary
 from paceline.nn.attention import RotaryTables, build_rotary_tables, causal_attention, rotate
 from paceline.nn.chunked_loss import compute_chunked_losses
 from paceline.nn.experts import Experts
@@ -278,36 +277,3 @@ class Decoder(nn.Module):
         passed = 3 * shape.width * shape.ffn * (shape.experts - shape.top_k) if shape.experts else 0
         layer = 3.0 * (2 * (shape.weights_per_layer - passed) + attention)
         return 3.0 * shape.width, [layer] * shape.layers, 6.0 * shape.vocab * shape.width
-
-
-def draw_text(
-    model: Decoder,
-    vocabulary: Vocabulary,
-    prompt: str,
-    sequence: int,
-    tokens: int,
-    temperature: float,
-    top_k: int,
-    seed: int,
-) -> str:
-    tokenizer, device = vocabulary.tokenizer, next(model.parameters()).device
-    ids = [vocabulary.special, *tokenizer.encode(prompt, add_special_tokens=False).ids]
-    given = len(ids)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(tokens):
-        logits_V = compute_next_logits(model, torch.tensor([ids[-sequence:]], device=device)).cpu()
-        logits_V = logits_V[: vocabulary.size] / temperature
-        if 0 < top_k < len(logits_V):
-            logits_V[logits_V < logits_V.topk(top_k).values[-1]] = -torch.inf
-        drawn = int(torch.multinomial(logits_V.softmax(0), 1, generator=generator))
-        if drawn == vocabulary.special:
-            break
-        ids.append(drawn)
-    return prompt + tokenizer.decode(ids[given:])
-
-
-def compute_next_logits(model: Decoder, ids_1S: Tensor) -> Tensor:
-    """Return logits (V,) of the next token alone."""
-    assert model.head is not None
-    with torch.no_grad():
-        return model.head(model.run_layers(ids_1S)[0][:, -1:], weight=model.shared_weight())[0, 0].double()

@@ -116,13 +116,22 @@ class ExportedDecoder(nn.Module):
         return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
 
     @torch.no_grad()
-    def write(self, prompt: str, tokens: int = 100, temperature: float = 0.8) -> str:
-        """Return the prompt and up to so many more tokens, fewer where the document ends."""
+    def write(
+        self, prompt: str, tokens: int = 100, temperature: float = 0.8, top_k: int = 0, seed: int | None = None
+    ) -> str:
+        """Return the prompt and up to so many more tokens, fewer where the document ends.
+
+        Each is drawn from the `top_k` likeliest, or from all for 0.
+        """
         ids = [self.config["end"], *self.tokenizer.encode(prompt, add_special_tokens=False).ids]
-        begin = len(ids)
+        begin, device = len(ids), self.tokens.weight.device
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
         for _ in range(tokens):
-            logits = self(torch.tensor([ids[-self.config["sequence"] :]]))[0, -1, : self.config["tokens"]]
-            drawn = int(torch.multinomial((logits / temperature).softmax(0), 1))
+            given = torch.tensor([ids[-self.config["sequence"] :]], device=device)
+            logits = self(given)[0, -1, : self.config["tokens"]].double().cpu() / temperature
+            if 0 < top_k < len(logits):
+                logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
+            drawn = int(torch.multinomial(logits.softmax(0), 1, generator=generator))
             if drawn == self.config["end"]:
                 break
             ids.append(drawn)

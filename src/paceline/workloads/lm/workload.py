@@ -18,7 +18,7 @@ from paceline.inference.export import write_standalone
 from paceline.layout import Layout, check_context, check_experts
 from paceline.parallel.context import ContextGroup
 from paceline.workload import LogFn
-from paceline.workloads.lm.decoder import Decoder, DecoderLayer, Mixture, draw_text
+from paceline.workloads.lm.decoder import Decoder, DecoderLayer, Mixture
 from paceline.workloads.lm.sections import LMData, LMModel
 from paceline.workloads.lm.standalone import ExportedDecoder
 
@@ -122,16 +122,23 @@ class LanguageModel(CorpusWorkload):
         return {**metrics, "perplexity": math.exp(min(metrics["loss"], 700.0))}
 
     def generate(self, model: nn.Module, prompt: str, **how: Any) -> str:
-        return draw_text(cast(Decoder, model), self.vocabulary, prompt, self.sequence, **how)
+        alone = self._build_standalone(model)
+        alone.tokenizer = self.vocabulary.tokenizer
+        return alone.write(prompt, **how)
 
     def export(self, model: nn.Module, folder: Path) -> None:
         self.vocabulary.copy_tokenizer(folder)
         write_standalone(folder, model.state_dict(), self._config(), "paceline.workloads.lm.standalone")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
-        alone = ExportedDecoder(self._config())
-        alone.load_state_dict(model.state_dict())
-        return alone.eval(), {"ids": torch.arange(10).view(2, 5)}
+        return self._build_standalone(model), {"ids": torch.arange(10).view(2, 5)}
+
+    def _build_standalone(self, model: nn.Module) -> ExportedDecoder:
+        """Build what an export loads, with a copy of the weights in fp32."""
+        with torch.device("meta"):
+            alone = ExportedDecoder(self._config())
+        alone.to_empty(device=next(model.parameters()).device).load_state_dict(model.state_dict())
+        return alone.eval()
 
     def _config(self) -> dict[str, Any]:
         facts = {"tokens": self.vocabulary.size, "end": self.vocabulary.special, "sequence": self.sequence}

@@ -44,24 +44,6 @@ GENERATION = "generation.json"
 TRIED_TEXTS = 4
 
 
-class LogitsOnly(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        pixel_values: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-    ) -> Tensor:
-        given = {"input_ids": input_ids, "attention_mask": attention_mask}
-        given |= {"pixel_values": pixel_values, "decoder_input_ids": decoder_input_ids}
-        logits: Tensor = self.model(**{name: value for name, value in given.items() if value is not None}).logits
-        return logits
-
-
 class TransformersModel(Workload):
     Model = ModelFolder
     Data = Texts
@@ -411,16 +393,18 @@ class TransformersModel(Workload):
             build.write_adapters(model, stored.weights, self.section, folder / "adapter")
 
     def onnx(self, model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
+        cast(Any, model).config.use_cache = False
+        model.register_forward_hook(lambda module, given, found: found.logits)
         if self.of_images:
             shape = (2, self.pixels.channels, self.pixels.height, self.pixels.width)
-            return LogitsOnly(model), {"pixel_values": torch.zeros(shape)}
+            return model, {"pixel_values": torch.zeros(shape)}
         tokens = torch.arange(2 * ONNX_TOKENS).view(2, -1) % self.config.get_text_config().vocab_size
         inputs = {"input_ids": tokens}
         if self.section.task != "causal_lm":
             inputs["attention_mask"] = torch.ones_like(tokens)
         if self.section.task == "seq2seq_lm":
             inputs["decoder_input_ids"] = tokens
-        return LogitsOnly(model), inputs
+        return model, inputs
 
 
 def classify(work: TransformersModel, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
