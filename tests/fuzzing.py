@@ -46,7 +46,7 @@ from paceline.workloads.topics.counts.stream import compute_totals
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.files.shards import write_shards
 from paceline.workloads.topics.result.model import TopicFit
-from report_runs import make_links, make_measurement, make_run
+from report_runs import make_measurement, make_run
 from topics_fits import small_fit
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -360,10 +360,6 @@ add_target(
     *("MeasurementFile", "measured/measure.json"),
     make=lambda folder: make_measurement(folder / "measured", {1: 0.1, 2: 0.06}, repeats=1),
     read=partial(read_report, name="measured"),
-)
-add_target(
-    *("LinksFile", "links/links.json", lambda folder: make_links(folder / "links")),
-    read=partial(read_report, name="links"),
 )
 add_target(
     *("TopicModel", "topics.safetensors"),

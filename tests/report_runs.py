@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from paceline.config import build_spec
 from paceline.io.files import to_flat, write_json
-from paceline.measurement.links import COLLECTIVES, Link, compute_link_factor, dump_links
 from paceline.measurement.result import FORMAT, build_measurement
 from paceline.measurement.rows import BatchLayout, FailedRow, combine_repeats
 from paceline.measurement.run_times import read_run_times
@@ -90,15 +89,4 @@ def make_measurement(folder, steps_s=None, repeats=3, kind="strong", price=2.5):
     specs = {f"{n} rank{'s' * (n > 1)}": spec.replace({"parallel.ranks": n}) for n in steps_s}
     found = build_measurement(folder, state, rows, 12_800_000, price, specs)
     write_json(folder / "measure.json", {**state, **found.to_json()})
-    return folder
-
-
-def make_links(folder, pairs=("a and b", "a and c", "b and c")):
-    folder.mkdir(exist_ok=True)
-    found = []
-    for name, between, ranks in [*((c, "all ranks", 3) for c in COLLECTIVES), *(("all_reduce", p, 2) for p in pairs)]:
-        sizes = (1_000, 1_000_000, 4_000_000)
-        seconds = tuple(1e-3 + 8 * compute_link_factor(name, ranks) * s / 1e9 for s in sizes)
-        found.append(Link(name, between, ranks, sizes, seconds, 1e-3, 1e9))
-    write_json(folder / "links.json", dump_links(found))
     return folder

@@ -13,11 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-from paceline.errors import UserError
-from paceline.io.files import catch_damage, from_flat, read_json
 from paceline.io.format import number
 from paceline.launch.environment import detect_rank
 
@@ -152,28 +149,6 @@ def _compute_bandwidth(name: str, ranks: int, sizes: Sequence[int], seconds: Seq
     before = max((i for i in range(last) if sizes[i] <= sizes[last] / 4), default=0)
     slope = (seconds[last] - seconds[before]) / (sizes[last] - sizes[before]) if last else 0.0
     return 8 * compute_link_factor(name, ranks) / (slope if slope > 0 else seconds[last] / sizes[last])
-
-
-def compute_rates_by_size(link: Link) -> list[tuple[int, float]]:
-    crossing = 8 * compute_link_factor(link.collective, link.ranks)
-    return [(sent, crossing * sent / took) for sent, took in zip(link.sizes_bytes, link.seconds, strict=True)]
-
-
-def read_links(file: Path) -> list[Link]:
-    values = read_json(file)
-    if values.get("format") != FORMAT:
-        raise UserError(f"{file} is not a measurement of links of format {FORMAT}", code="invalid-format")
-    with catch_damage(file):
-        links = [from_flat(Link, link) for link in values["links"]]
-        if not links or not all(map(_is_possible, links)):
-            raise ValueError("it has no links, or impossible ones")
-    return links
-
-
-def _is_possible(link: Link) -> bool:
-    found = [*link.seconds, link.latency_s, link.bandwidth_bits_s, *link.sizes_bytes, link.ranks - 1]
-    same = len(link.sizes_bytes) == len(link.seconds) > 0
-    return link.collective in COLLECTIVES and same and all(value > 0 for value in found)
 
 
 def dump_links(links: Sequence[Link]) -> dict[str, Any]:

@@ -190,11 +190,11 @@ def _describe_returns(adds: float) -> str:
     return "none" if adds <= 0 else "diminish" if adds < FEW_RETURNS else "good"
 
 
-def build_links_table(links: Sequence[Link], name: str = "") -> Table:
+def build_links_table(links: Sequence[Link]) -> Table:
     sizes = sorted({s for link in links for s in link.sizes_bytes})[1:]
     note = "Bandwidth is the slope between the largest sizes, as bits through one link."
     head = ("", "latency", *map(size, sizes), "bandwidth")
-    table = Table(*head, name="links", title=f"Links{name}", note=note)
+    table = Table(*head, name="links", title="Links", note=note)
     for link in links:
         took = dict(zip(link.sizes_bytes, link.seconds, strict=True))
         between = "" if link.of_all_ranks else f", {link.between}"

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from paceline.measurement.links import compute_rates_by_size
 from paceline.measurement.result import PlannedRow
 from paceline.measurement.rows import MeasuredRow, drop_failed
 from paceline.reports.contents import ReportContents
 from paceline.reports.run_view import LossPoint, RunView, compute_loss_differences, split_stretches, thin_points
-from paceline.reports.series import Series, SourceLine, label_link
+from paceline.reports.series import Series, SourceLine
 from paceline.runlog.summary import find_score
 
 MAX_POINTS = 24_000
@@ -56,7 +55,6 @@ def build_charts(contents: ReportContents) -> list[Chart]:
         (_chart_loss, bool(contents.runs)),
         (_chart_difference, contents.same is not None and not contents.same.differing),
         (_chart_memory, any(row.loads.peak_bytes for row in measured)),
-        (_chart_links, bool(contents.links)),
     )
     return [*(make(contents) for make, known in makers if known), *build_curves(contents.runs)]
 
@@ -182,23 +180,6 @@ def _chart_memory(contents: ReportContents) -> Chart:
     return Chart("memory", "Memory", caption, data, _list_row_sources(contents.layouts))
 
 
-def _chart_links(contents: ReportContents) -> Chart:
-    several = len(contents.links) > 1
-    lines = [
-        {
-            "name": f"{measured.name}, {label_link(link)}" if several else label_link(link),
-            "points": [[sent, round_digits(bits_s / 1e9)] for sent, bits_s in compute_rates_by_size(link)],
-            "file": str(source),
-        }
-        for measured in contents.links
-        for link, source in zip(measured.links, measured.sources, strict=True)
-    ]
-    caption = "Bits per second through one link, by the size of the message. Small messages are all latency."
-    files = [source for measured in contents.links for source in measured.sources]
-    data = draw_lines(lines, "Gbit/s", unit="bytes of the message", log_x=True, log_y=True, marked=True)
-    return Chart("links", "Link bandwidth", caption, data, files, tall=True)
-
-
 MAX_CURVE_RUNS = 12  # of more, evaluations alone
 STRETCHES = 120
 
@@ -284,7 +265,7 @@ def _chart_usage(runs: Sequence[RunView]) -> Chart | None:
 def draw_lines(lines: Sequence[dict[str, Any]], label: str, **options: bool | str) -> dict[str, Any]:
     """Return the data of a chart of lines.
 
-    Options: `unit` of the x axis (step), `from_zero`, `marked` points, `log_x`, `log_y`, and `overlaid` lines, of which
+    Options: `unit` of the x axis (step), `from_zero`, `marked` points, `log_y`, and `overlaid` lines, of which
     the first are wide, so that equal ones all show.
     """
     return {"kind": "lines", "lines": lines, "label": label, "unit": "step", **options}

@@ -29,12 +29,10 @@ from paceline.reports.run_view import (
     read_run_view,
 )
 from paceline.reports.series import (
-    LinkMeasurement,
     Series,
     from_measurement,
     from_runs,
     from_times_table,
-    read_link_measurement,
     read_times_file,
 )
 from paceline.runlog.run_dir import RESULT_FILES, RunDir, list_result_folders
@@ -53,7 +51,6 @@ class ReportContents:
     series: tuple[Series, ...]
     costs: tuple[CostLine, ...]  # of set-ups whose price is known
     runs: tuple[RunView, ...]
-    links: tuple[LinkMeasurement, ...]
     same: Comparison | None  # of the losses of several runs
     experiments: Experiments | None  # runs with different requests
     left_out: tuple[str, ...]  # what could not be shown, and why
@@ -91,16 +88,9 @@ class Inputs:
     measured: list[Measurement] = field(default_factory=list)
     measured_runs: list[RunView] = field(default_factory=list)
     runs: list[RunView] = field(default_factory=list)
-    links: list[LinkMeasurement] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def read(self, path: Path) -> None:
-        linked = (path / "links.json").is_file()
-        if linked:
-            try:
-                self.links.append(read_link_measurement(path))
-            except UserError as error:
-                self.left_out.append(f"{error}; the links are left out")
         if path.suffix.lower() in TABLES:
             for name, rows in read_times_file(path).items():
                 self.costs += list_table_costs(name, rows)
@@ -115,7 +105,7 @@ class Inputs:
                     self._read_run(path / row.runs[0], self.measured_runs, row.label)
         elif path.is_file():
             raise UserError(f"{path} is neither a run folder nor a table; a table of times ends in .csv")
-        elif not linked or (path / "spec.yaml").is_file():
+        else:
             if not (path / "spec.yaml").is_file():
                 RunDir.open(path)  # not a run at all: an error of the request, unlike a damaged run
             self._read_run(path, self.runs)
@@ -158,7 +148,7 @@ def gather_contents(
     if any(_is_folder_of_runs(path) for path in paths):
         found.keep_main_workload()
     runs, series = [*found.measured_runs, *found.runs], found.series
-    if not series and not runs and not found.links and not found.costs:
+    if not series and not runs and not found.costs:
         raise UserError(f"nothing can be shown: {found.left_out[0]}")
     kinds = {run.spec.workload.rpartition("/")[2]: run for run in runs}
     if len(kinds) > 1:
@@ -173,20 +163,18 @@ def gather_contents(
     costs = found.costs or [line for s in series for line in list_series_costs(s)] * (len(series) > 1)
     same = compare_runs(runs)
     experiments = compare_experiments(runs) if same is not None and same.differing else None
-    links = tuple(found.links)
     commands = [("command", shlex.join(measured.command)) for measured in found.measured if measured.command]
     starts = [run.start for run in runs] or [measured.environment for measured in found.measured]
     return ReportContents(
-        title=title or join_names(names or [link.name for link in links] or [path.stem for path in paths], MAX_NAMED),
+        title=title or join_names(names or [path.stem for path in paths], MAX_NAMED),
         made=f"{datetime.datetime.now():%Y-%m-%d %H:%M}, paceline {__version__}",
         verdict=(
             *([describe_costs(costs)] if costs else []),
-            *(_describe_verdict(series, runs, same, experiments) or tuple(link.sentence for link in links)),
+            *_describe_verdict(series, runs, same, experiments),
         ),
         series=tuple(series),
         costs=tuple(costs),
         runs=tuple(runs),
-        links=links,
         same=same,
         experiments=experiments,
         left_out=tuple(found.left_out),

@@ -100,10 +100,7 @@ def _draw_lines(axes: Any, data: dict[str, Any]) -> None:
             if data.get("log_y"):
                 axes.set_yscale("log")
     axes.set(xlabel=data["unit"], ylabel=data["label"])
-    if data.get("log_x"):
-        axes.set_xscale("log")
-    else:
-        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if data.get("from_zero"):
         axes.set_ylim(bottom=0)
     if len(lines) > 1:

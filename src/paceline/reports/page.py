@@ -88,7 +88,7 @@ Parts = Mapping[str, Sequence[str]]
 """Names of charts and tables in their order, by heading."""
 ORDER: Parts = {
     "": (
-        *("models", "costs", "scaling", "breakdown", "epochs", "links", "experiments", "members", "evaluation"),
+        *("models", "costs", "scaling", "breakdown", "epochs", "experiments", "members", "evaluation"),
         *("loss", "difference", "classes", "confusion"),
         *("pictures", "rate", "compute", "lr", "gradient", "usage", "memory", "benefit", "runs"),
     )

@@ -13,7 +13,7 @@ from paceline.io.format import duration, number, percent
 from paceline.io.table import UNKNOWN, Table, Tabular
 from paceline.measurement.rows import drop_failed
 from paceline.measurement.scaling_laws import CurvePoint
-from paceline.measurement.tables import build_links_table, build_measurement_tables, format_known, format_speedup
+from paceline.measurement.tables import build_measurement_tables, format_known, format_speedup
 from paceline.reports.charts import build_charts
 from paceline.reports.comparisons import build_costs_table, build_models_table
 from paceline.reports.contents import ReportContents, gather_contents
@@ -40,7 +40,6 @@ def build_tables(contents: ReportContents) -> list[Table]:
         found += build_measurement_tables(s, name)
         if s.laws and s.laws[-1].curve[-1].ranks > max(row.ranks for row in drop_failed(s.rows)):
             found.append(_build_laws(s, name))
-    found += [build_links_table(m.links, f": {m.name}" if len(contents.links) > 1 else "") for m in contents.links]
     if contents.experiments is not None:
         found.append(build_experiments_table(contents.experiments))
     elif contents.runs:

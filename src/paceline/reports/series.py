@@ -17,9 +17,8 @@ from urllib.parse import quote
 
 from paceline.errors import UserError
 from paceline.io.files import read_text
-from paceline.io.format import duration, plural
+from paceline.io.format import plural
 from paceline.layout import layout_of
-from paceline.measurement.links import Link, read_links
 from paceline.measurement.result import Conclusions, Measurement, add_mfu, draw_conclusions, fit_row_laws
 from paceline.measurement.rows import BatchLayout, TimedRow, add_costs, add_speedups, combine_repeats, drop_failed
 from paceline.measurement.run_times import RunTimes
@@ -235,27 +234,3 @@ def _find_lines(file: Path, begins: str, section: str = "") -> list[SourceLine]:
     first = next((i for i, line in enumerate(text) if line.startswith(f'  "{section}"')), len(text)) if section else 0
     last = next((i for i in range(first, len(text)) if text[i].startswith("  ]")), len(text)) if section else len(text)
     return [SourceLine(file, i + 1) for i in range(first, last) if text[i].strip().startswith(begins)]
-
-
-@dataclass(frozen=True)
-class LinkMeasurement:
-    name: str
-    links: tuple[Link, ...]
-    sources: tuple[SourceLine, ...]
-
-    @property
-    def sentence(self) -> str:
-        best = max(self.links, key=lambda link: link.bandwidth_bits_s)
-        most = f"A link of {self.name} carries {best.rate}, the most that a collective reached ({label_link(best)})"
-        return f"{most}; a small one takes {duration(best.latency_s)}."
-
-
-def read_link_measurement(folder: Path) -> LinkMeasurement:
-    file = folder / "links.json"
-    found, lines = read_links(file), _find_lines(file, '"collective"')
-    lines = lines if len(lines) == len(found) else [SourceLine(file)] * len(found)
-    return LinkMeasurement(folder.resolve().name, tuple(found), tuple(lines))
-
-
-def label_link(link: Link) -> str:
-    return link.name if link.of_all_ranks else f"{link.name}, {link.between}"

@@ -35,7 +35,7 @@ from paceline.workload import LogFn
 WORKLOAD_LINE = re.compile(r"^workload: ([\w./:-]+)(?: +#.*)?$", re.MULTILINE)
 MAX_LISTED = 10
 PATIENCE_S = 40
-RESULT_FILES = ("spec.yaml", "measure.json", "links.json")  # of a run, a measurement, a measurement of links
+RESULT_FILES = ("spec.yaml", "measure.json")  # of a run, a measurement
 KEPT_SUMS = ".sums.json"  # in `kept`: the checksum of each file
 
 

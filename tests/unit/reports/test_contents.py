@@ -15,7 +15,7 @@ from paceline.reports.report import _build_experts, build_tables, report
 from paceline.reports.run_view import Warmup, parse_warmup, read_run_view, thin_points
 from paceline.reports.series import read_times_file
 from paceline.runlog.events import EventWriter, read_steps
-from report_runs import change_events, make_links, make_measurement, make_run
+from report_runs import change_events, make_measurement, make_run
 from results import expect_error
 
 
@@ -165,47 +165,6 @@ def test_damaged_runs_are_named_and_the_rest_is_shown(tmp_path, ask):
         assert text in answer.err
     assert "good" not in answer.err
     assert "rank0.jsonl is empty" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_links_are_shown_alone_and_beside_a_measurement(tmp_path, measured):
-    alone = gather_contents([make_links(tmp_path / "net")])
-    assert alone.title == "net"
-    assert alone.verdict[0].startswith("A link of net carries 1 Gbit/s")
-    (chart,), (table,) = build_charts(alone), build_tables(alone)
-    assert table.rows[-1] == ("all-reduce, 2 ranks, b and c", "1 ms", "9 ms", "33 ms", "1 Gbit/s")
-    line = alone.links[0].sources[4].line
-    assert '"collective": "all_reduce"' in (tmp_path / "net" / "links.json").read_text().splitlines()[line - 1]
-    sent = 8 * 4 / 3 * 4e6
-    assert chart.data["lines"][0]["points"][-1] == [
-        4_000_000,
-        pytest.approx(sent / (1e-3 + sent / 1e9) / 1e9, rel=1e-4),
-    ]
-
-    shutil.copytree(measured, make_links(tmp_path / "both"), dirs_exist_ok=True)
-    found = gather_contents([tmp_path / "both"])
-    assert len(found.links) == len(found.series) == 1
-    assert found.verdict[0].startswith("Take 4 ranks")
-    assert {"scaling", "links"} <= {chart.name for chart in build_charts(found)}
-
-
-GOSSIP = {"collective": "gossip", "between": "all ranks", "ranks": 2, "sizes_bytes": [1], "seconds": [1]}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", '{"format": 2, "links": []}', '{"format": 1, "links": []}', '{"format": 1, "links": [3]}'),
-        json.dumps({"format": 1, "links": [{**GOSSIP, "latency_s": 1, "bandwidth_bits_s": 1}]}),
-    ],
-)
-def test_damaged_links_are_named_and_left_out(tmp_path, ask, text):
-    run, net = make_run(tmp_path, "good"), tmp_path / "net"
-    net.mkdir()
-    (net / "links.json").write_text(text)
-    found = gather_contents([run, net])
-    assert (len(found.runs), len(found.links), len(found.left_out)) == (1, 0, 1)
-    assert "net/links.json" in found.left_out[0]
-    assert ask("report", net, "--out", tmp_path / "out").code == 2
 
 
 COSTS = """setup,devices,minutes,epochs,utilisation,memory,price

@@ -11,7 +11,7 @@ from paceline.reports.page import render_page
 from paceline.reports.report import build_tables, write_tables
 from paceline.reports.run_view import compare_experiments, read_run_view
 from paceline.runlog.summary import find_score
-from report_runs import change_events, make_links, make_run
+from report_runs import change_events, make_run
 
 
 def evaluated(path, accuracy, every=20):
@@ -83,12 +83,11 @@ def test_scores_of_another_kind_are_not_compared(folder, tmp_path):
 
 
 def test_a_folder_of_runs_is_one_page_with_its_tables_as_csv(folder, tmp_path):
-    make_links(folder / "links")
     contents = gather_contents([folder])
     assert [run.name for run in contents.runs] == ["fast", "slow", "unseen"]
     shown = build_tables(contents)
     write_tables(shown, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"experiments.csv", "links.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"experiments.csv"}
     with open(tmp_path / "experiments.csv", newline="") as file:
         head, *rows = csv.reader(file)
     assert head == ["run", "train.lr", "train.seed", "accuracy ↑", "at step"]

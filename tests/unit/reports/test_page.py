@@ -8,16 +8,15 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.reports.report import report
-from report_runs import make_links, make_measurement, make_run
+from report_runs import make_measurement, make_run
 
-CHARTS = 9
+CHARTS = 8
 PATIENCE_MS = 120_000
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = make_measurement(tmp_path_factory.mktemp("runs") / "docstrings-measure")
-    make_links(folder)
     return report([folder], tmp_path_factory.mktemp("report"))
 
 

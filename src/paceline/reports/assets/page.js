@@ -150,8 +150,7 @@
 
   // the loss of a topic model is a sum over all documents: many digits, of which the last ones change
   const full = (v) => (Math.abs(v) >= 1e4 ? v.toLocaleString("en", { maximumSignificantDigits: 7 }) : v && Math.abs(v) < 1e-3 ? short(v) : String(+v.toPrecision(6)));
-  const bytes = (v) => (v >= 1e9 ? v / 1e9 + " GB" : v >= 1e6 ? v / 1e6 + " MB" : v >= 1e3 ? v / 1e3 + " kB" : v + " B");
-  const tens = (tell) => ({ color: colour("faint"), maxRotation: 0, callback: (v) => (Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6 ? tell(v) : "") });
+  const tens = () => ({ color: colour("faint"), maxRotation: 0, callback: (v) => (Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6 ? short(v) : "") });
   const decades = (found) => {
     if (!found.length) return { min: 1e-9, max: 1e-6 };
     const low = found.reduce((a, b) => Math.min(a, b)), high = found.reduce((a, b) => Math.max(a, b));
@@ -166,13 +165,11 @@
       borderColor: series(i), backgroundColor: series(i), borderWidth: 1.5 + 3.5 * Math.max(0, wide - 1 - i), order: count - i,
       pointRadius: d.marked && line.points.length <= 40 ? 3 : 0, pointHitRadius: 6, pointStyle: d.marked ? "circle" : "line",
     }));
-    const tell = d.log_x ? bytes : (v) => d.unit + " " + v;
-    const x = d.log_x ? { type: "logarithmic", ticks: tens(bytes) }
-      : { type: "linear", ticks: { color: colour("faint"), maxRotation: 0, precision: 0, callback: short } };
-    const y = d.log_y ? { type: "logarithmic", ...decades(d.lines.flatMap((line) => line.points.map((p) => p[1]))), ticks: tens(short) }
+    const x = { type: "linear", ticks: { color: colour("faint"), maxRotation: 0, precision: 0, callback: short } };
+    const y = d.log_y ? { type: "logarithmic", ...decades(d.lines.flatMap((line) => line.points.map((p) => p[1]))), ticks: tens() }
       : { type: "linear", beginAtZero: Boolean(d.from_zero), ticks: { color: colour("faint"), maxRotation: 0, callback: full } };
     const set = options(axis(d.unit, x), axis(d.label, y), {
-      title: (items) => (items.length ? tell(items[0].parsed.x) : ""),
+      title: (items) => (items.length ? d.unit + " " + items[0].parsed.x : ""),
       label: (item) => item.dataset.label + ": " + full(item.parsed.y),
       afterLabel: (item) => item.raw.from,
     });
