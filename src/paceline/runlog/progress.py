@@ -4,7 +4,6 @@ import contextlib
 import io
 import math
 import os
-import shutil
 import sys
 import time
 from collections import deque
@@ -16,7 +15,6 @@ from paceline.config import Train
 from paceline.io import terminal
 from paceline.io.escape import escape_hidden
 from paceline.io.format import clock, format_metrics, number, percent, to_encodable
-from paceline.io.terminal import COLUMNS
 from paceline.runlog.events import extract_metrics
 from paceline.runlog.summary import describe_baseline
 from paceline.runlog.timers import TIMES
@@ -71,13 +69,11 @@ def _count_due(done: int, steps: int, every: int) -> int:
 WINDOW_S = 30.0
 REDRAW_S = 0.25
 LINE_S, LINE_MOST_S = 2.0, 60.0
-LEAST_BAR, MOST_BAR = 5, 24
+BAR = 16
 MARK_S = 0.1
 NOTEBOOK = "JPY_PARENT_PID"  # set in the kernel of a notebook, and in the ranks that it starts
 SHARES = ("compute", "data", "exposed")
 STYLES = {"percent": "bold", "rate": "cyan", "loss": "green", "shares": "dim"}
-DROPPED = ("epoch", "shares", "loss", "step", "rate", "when")
-"""Parts of the line in the order in which a narrow terminal loses them."""
 
 
 class Progress:
@@ -166,18 +162,18 @@ class Progress:
         return seconds
 
     def _format_parts(self, now: float) -> dict[str, str]:
-        """Return what the line says, by name; a part without a value is left out."""
+        """Return what the line says, by name, the last of it first cut by a narrow terminal."""
         event, pace, loss = self._event, self._pace, self._loss
         step, epoch = int(event.get("step", 0)), event.get("epoch") if "of_samples" not in event else None
         left = clock(self._left_s(step)) if pace.rate > 0 else "?"
         going = self.total > pace.samples and not self._ended
         parts = {
             "percent": f"{math.floor(100 * self._done_share):3} %",
+            "when": f"eta {left}" if going else f"took {clock(now - self._began)}",
             "step": f"step {step:,}",
-            "epoch": f"epoch {epoch + 1:,}" if epoch is not None else "",
             "rate": f"{number(pace.rate, 3)} samples/s",
             "loss": f"loss {loss:.4f}" if loss and 1e-3 <= abs(loss) < 1e4 else f"loss {number(loss)}",
-            "when": f"eta {left}" if going else f"took {clock(now - self._began)}",
+            "epoch": f"epoch {epoch + 1:,}" if epoch is not None else "",
             "shares": " ".join(f"{name} {percent(share)}" for name, share in pace.shares().items()),
         }
         return {name: text for name, text in parts.items() if text}
@@ -192,15 +188,14 @@ class Progress:
         if self._live is not None:
             console = self._live.console
             signs = "━─" if console.encoding.lower().startswith("utf") else "=-"
-            text = _render_line(parts, self._done_share, min(COLUMNS, console.width - 1), signs)
+            text = _render_line(parts, self._done_share, signs)
             with self._ignore_closed_stream():
                 if not self._live.is_started:
                     self._live.start()
                     console.show_cursor(True)  # a killed run must not leave a terminal without one
                 self._live.update(text, refresh=True)
             return
-        width = min(COLUMNS, shutil.get_terminal_size().columns) if self.stream.isatty() else COLUMNS
-        line = "  ".join(_drop_parts(parts, width).values())
+        line = "  ".join(parts.values())
         if not self._redraws:
             self.say(line)
             return
@@ -253,30 +248,15 @@ class _Pace:
         return {name: spent[f"{name}_s"] / spent["step_s"] for name in names} if spent["step_s"] > 0 else {}
 
 
-def _drop_parts(parts: Mapping[str, str], width: int) -> dict[str, str]:
-    kept = dict(parts)
-    for name in DROPPED:
-        if _measure_parts(kept) <= width:
-            break
-        kept.pop(name, None)
-    return kept
-
-
-def _measure_parts(parts: Mapping[str, str]) -> int:
-    return sum(len(text) + 2 for text in parts.values()) - 2
-
-
-def _render_line(parts: Mapping[str, str], done: float, width: int, signs: str) -> "Text":
+def _render_line(parts: Mapping[str, str], done: float, signs: str) -> "Text":
     from rich.text import Text
 
-    kept = _drop_parts(parts, width - 2 - LEAST_BAR)
-    text = Text(no_wrap=True, overflow="crop")
-    room = min(MOST_BAR, width - 2 - _measure_parts(kept))
-    for name, part in kept.items():
+    text = Text(no_wrap=True, overflow="ellipsis")
+    filled = math.floor(done * BAR)
+    for name, part in parts.items():
         text.append("  " * (name != "percent")).append(part, STYLES.get(name, ""))
-        if name == "percent" and room >= LEAST_BAR:
-            filled = math.floor(done * room)
-            text.append(" ").append(signs[0] * filled, "cyan").append(signs[1] * (room - filled), "dim")
+        if name == "percent":
+            text.append(" ").append(signs[0] * filled, "cyan").append(signs[1] * (BAR - filled), "dim")
     return text
 
 

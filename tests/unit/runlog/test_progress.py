@@ -39,11 +39,11 @@ def test_plain_lines(monkeypatch):
         progress.evaluated({"kind": "evaluate", "t": 1.0, "step": 10, "n": 7600, "loss": 0.31239, "accuracy": 0.9112})
     assert out.getvalue().splitlines() == [
         "128 global = 16 per pass × 4 ranks",
-        " 10 %  step 1  1,000 samples/s  loss 0.5000  eta 0:01  compute 91 % data 1 % exposed 8 %",
-        " 50 %  step 5  200 samples/s  loss 0.5000  eta 0:02  compute 91 % data 1 % exposed 8 %",
-        " 90 %  step 9  200 samples/s  loss 0.5000  eta 0:00  compute 91 % data 1 % exposed 8 %",
+        " 10 %  eta 0:01  step 1  1,000 samples/s  loss 0.5000  compute 91 % data 1 % exposed 8 %",
+        " 50 %  eta 0:02  step 5  200 samples/s  loss 0.5000  compute 91 % data 1 % exposed 8 %",
+        " 90 %  eta 0:00  step 9  200 samples/s  loss 0.5000  compute 91 % data 1 % exposed 8 %",
         "evaluated at step 10 on 7,600 samples: loss 0.3124, accuracy 0.9112",
-        "100 %  step 10  200 samples/s  loss 0.5000  took 0:05  compute 91 % data 1 % exposed 8 %",
+        "100 %  took 0:05  step 10  200 samples/s  loss 0.5000  compute 91 % data 1 % exposed 8 %",
     ]
 
 
@@ -55,7 +55,6 @@ def test_a_long_run_logs_less_often(monkeypatch):
             progress.step(step(number))
     lines = out.getvalue().splitlines()
     assert 1000 < len(lines) < 2000
-    assert max(map(len, lines)) <= 100
 
 
 def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkeypatch):
@@ -84,8 +83,8 @@ def test_one_rank_has_nothing_exposed_and_nan_is_said():
         progress.step(step(1, comm_s=0.0, exposed_s=0.0, loss=math.nan))
         progress.step({"step": 3, "samples": 300, "comm_s": None, "loss": None})
     first, last = out.getvalue().splitlines()
-    assert first.endswith("loss nan  eta 0:01  compute 91 % data 1 %")
-    assert last.startswith(" 30 %  step 3")
+    assert first.endswith("loss nan  compute 91 % data 1 %")
+    assert "  step 3  " in last
 
 
 def test_going_back_starts_a_new_window(monkeypatch):
@@ -96,17 +95,6 @@ def test_going_back_starts_a_new_window(monkeypatch):
             progress.step(step(number))
     shown = [("50", "1,000"), ("51", "50"), ("20", "1,000"), ("21", "50")]
     assert re.findall(r"step (\d+)  ([\d,]+) samples", out.getvalue()) == shown
-
-
-@pytest.mark.parametrize("rate", [1e-3, 1.0, 1234.5, 9.9e6])
-@pytest.mark.parametrize("width", [1, 20, 40, 79, 99, 100])
-def test_a_live_line_fits(rate, width):
-    for done in (0, 500, 1000):
-        progress = Progress(1000, stream=io.StringIO())
-        progress.step(step(1_234_567, samples=done, epoch=12, step_s=100 / rate))
-        parts = progress._format_parts(1000.0)
-        assert module._render_line(parts, done / 1000, width, "━─").cell_len <= max(width, 5)
-        assert len("  ".join(module._drop_parts(parts, 100).values())) <= 100
 
 
 def test_an_unusual_stream_does_not_end_the_run():
@@ -150,6 +138,13 @@ def in_terminal(**environment):
     return written.decode()
 
 
+def test_a_narrow_terminal_cuts_the_end_of_the_line():
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", in_terminal(TERM="xterm-256color", COLUMNS="40"))
+    lines = [line for line in re.split(r"[\r\n]+", plain) if "%" in line]
+    assert all(len(line) <= 40 and line.endswith("…") for line in lines)
+    assert "100 % ━━━━━━━━━━━━━━━━  took 0:00  " in plain
+
+
 @pytest.mark.parametrize("colour", [{}, {"NO_COLOR": "1"}])
 def test_on_a_terminal_one_line_is_drawn_over(colour):
     written = in_terminal(TERM="xterm-256color", **colour)
@@ -166,7 +161,7 @@ def test_a_dumb_terminal_and_a_pipe_get_plain_lines_even_if_colour_is_forced():
     for term in ("dumb", ""):
         written = in_terminal(TERM=term)
         assert "\x1b" not in written
-        assert "100 %  step 10" in written
+        assert "100 %  took 0:00  step 10" in written
         assert written.endswith("done False\r\n")
     environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color", "TTY_COMPATIBLE": "1"}
     written = subprocess.check_output([sys.executable, "-c", SCRIPT], env=environment).decode()
