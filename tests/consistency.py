@@ -20,7 +20,6 @@ from paceline.measurement.run_times import read_run_times
 from paceline.measurement.verdict import RankChoice, decide_ranks
 from paceline.reports.charts import build_charts
 from paceline.reports.contents import gather_contents
-from paceline.reports.page import build_tiles
 from paceline.reports.report import build_tables
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import Summary, compute_summary, read_summary
@@ -189,9 +188,9 @@ def check_beside_others(folder: Path, made) -> None:
 
 
 def check_choice(contents, found, chosen: set[str]) -> None:
-    """One decision: the marked row and the large number on top are of the same."""
+    """One decision: the marked row and the recommended one are the same."""
     decision, rows = decide_ranks(found.rows), {row.label: row for row in drop_failed(found.rows)}
-    assert {value for name, value, _ in build_tiles(contents) if name == "recommended"} == chosen
+    assert {row.label for s in contents.series if (row := s.recommended) is not None} == chosen
     worth = [row for row in rows.values() if share_cores(rows.values()) or row.efficiency >= limits.LEAST_EFFICIENCY]
     match decision.choice:
         case RankChoice.TAKE:

@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,14 +15,12 @@ from paceline.config.registry import BUILT_IN, find_entry, import_object
 from paceline.errors import UserError
 from paceline.io.escape import escape_hidden
 from paceline.io.files import open_regular, read_bytes
-from paceline.io.format import duration, number, percent
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
 from paceline.io.table import Table
 from paceline.reports.charts import Chart
 from paceline.reports.contents import ReportContents
 from paceline.reports.run_view import RunView
 from paceline.runlog.run_dir import RunDir
-from paceline.runlog.summary import Summary, find_score, read_class_results
 
 MOST_PICTURE_RUNS = 4
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -125,7 +123,6 @@ def render_page(
     tables: Sequence[Table],
     *,
     parts: Parts = ORDER,
-    tiles: Sequence[tuple[str, str, str]] = (),
     pictures: Sequence[Picture] = (),
     folder: Path = Path(),
 ) -> str:
@@ -139,7 +136,6 @@ def render_page(
         contents=contents,
         charts=charts,
         tables=tables,
-        tiles=tiles,
         pictures=pictures,
         parts=parts,
         folder=folder,
@@ -155,44 +151,6 @@ def render_page(
 @cache
 def read_asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
-
-
-def build_tiles(contents: ReportContents) -> list[tuple[str, str, str]]:
-    if len(contents.series) == 1 and (best := contents.series[0].recommended) is not None:
-        s, cost = contents.series[0], best.cost
-        found = [
-            ("recommended", best.label, f"of {len(s.rows)} rows"),
-            ("speed-up", f"{number(best.speedup, 3)}×", "over one rank" if s.timed else "over one device"),
-            ("efficiency", percent(best.efficiency), "of what is paid for"),
-        ]
-        if s.timed:
-            found.append(("rate", number(best.samples_per_s, 3), "samples/s"))
-        if cost.cost_usd is not None:
-            found.append(("cost", number(cost.cost_usd, 3), "USD for the whole run"))
-        elif cost.hours is not None:
-            found.append(("time", duration(cost.hours * 3600), "for the whole run"))
-        return found
-    if len(contents.runs) == 1 and (summary := contents.runs[0].summary) is not None:
-        return list(_build_run_tiles(summary))
-    return []
-
-
-def _build_run_tiles(summary: Summary) -> Iterator[tuple[str, str, str]]:
-    metrics, score = summary.evaluation.metrics, find_score(summary)
-    if score is not None:
-        guess = metrics.get("majority") if score.name == "accuracy" else None
-        note = f"guessing gives {number(guess)}" if guess is not None else score.title[-1] + " is better"
-        yield score.name, number(score.value), note.replace("↓", "lower").replace("↑", "higher")
-    classes = [result for result in read_class_results(summary.evaluation.arrays) if result.f1 is not None]
-    if len(classes) > 1:
-        weakest = min(classes, key=lambda result: result.f1 or 0.0)
-        yield "weakest class", weakest.name, f"F1 {weakest.f1:.3f}"
-    if summary.loss_last is not None:
-        steps = summary.loss_last_steps
-        note = f"mean of the last {steps} steps" if steps > 1 else "at the last step"
-        yield "training loss", number(summary.loss_last), note
-    yield summary.status, duration(summary.seconds), f"{summary.trained.steps:,} steps"
-    yield "rate", number(summary.samples_per_s, 3), "samples/s"
 
 
 def render_markdown(

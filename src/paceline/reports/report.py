@@ -21,7 +21,6 @@ from paceline.reports.figures import draw_figures
 from paceline.reports.page import (
     ORDER,
     RUN_ORDER,
-    build_tiles,
     list_pictures,
     render_latex,
     render_markdown,
@@ -217,9 +216,9 @@ def report(
         answers = [table.answer for table in cells if table.answer]
         contents = replace(contents, verdict=(*answers, *contents.verdict))
         names = {table.name for table in cells}  # a picture of a table says the same
-        tiles, pictures = build_tiles(contents), [p for p in list_pictures(contents.runs) if p.name not in names]
+        pictures = [p for p in list_pictures(contents.runs) if p.name not in names]
         parts = RUN_ORDER if contents.command else ORDER
-        page = render_page(contents, shown, cells, parts=parts, tiles=tiles, pictures=pictures, folder=folder)
+        page = render_page(contents, shown, cells, parts=parts, pictures=pictures, folder=folder)
         write_atomic(folder / "report.html", page)
         write_atomic(folder / "report.md", render_markdown(contents, shown, cells, folder))
         write_atomic(folder / "report.tex", render_latex(contents, shown, cells))
