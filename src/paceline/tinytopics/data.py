@@ -21,7 +21,6 @@ from paceline.workloads.topics.counts.matrices import (
 )
 from paceline.workloads.topics.counts.stream import drop_zeros_if_sparse
 from paceline.workloads.topics.files.datasets import MatrixRows, NumpyDiskDataset, TorchDiskDataset
-from paceline.workloads.topics.files.disk_counts import read_npy
 from paceline.workloads.topics.files.reading import read_counts
 
 __all__ = ["IndexTrackingDataset", "NumpyDiskDataset", "TorchDiskDataset"]
@@ -52,8 +51,6 @@ def open_counts(X: Any, *, on_device: bool = False, ranks: int = 1) -> Counts:
         counts = read_counts(X, fractional=True, on_device=on_device)
     elif not isinstance(X, MatrixRows) or not X.all_rows:
         counts = DatasetCounts(X, fractional=True)
-    elif isinstance(X, NumpyDiskDataset) and X.data_path is not None:  # without names of terms beside the file
-        counts = read_npy(X.data_path, fractional=True)
     else:
         counts = X.as_counts(fractional=True)
     kept_bytes = max(SMALL_BYTES, MEMORY_SHARE * psutil.virtual_memory().total / ranks)

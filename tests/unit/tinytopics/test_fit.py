@@ -150,7 +150,7 @@ BAD = (("k", 0), ("k", 513), ("max_lr", -1), ("T_0", 0), ("num_epochs", 2.5), ("
     ("wrong", "message"),
     [
         *(({name: bad}, f"{name}={bad}") for name, bad in BAD),
-        ({"X": torch.rand(3)}, "1 dimension"),
+        ({"X": torch.rand(3)}, r"shape \(3,\)"),
         ({"X": -torch.ones(3, 3)}, "cannot be negative"),
         ({"X": torch.zeros(3, 3)}, "counts are zero"),
         ({"X": Rows([])}, "Rows is empty"),

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SIDE = 28
-DRAWS = 8  # random numbers per digit
+SHAPE_DRAWS = 8  # random numbers for the shape of a digit
+DRAWS = 1 + SHAPE_DRAWS + 3  # for a digit: which, its shape, where it is and how bright
 
 Line = list[list[float]]
 MAX_SUMMARISED, MAX_PIXELS = 32, 1 << 24  # pairs, and pixels of their masks, by which a plan judges all
@@ -73,8 +74,7 @@ class SceneSource:
     def pairs(self, split: str) -> Iterator[ImagePair]:
         data = self.data
         for number in range(self._count(split)):
-            draws = make_number_stream(data.seed, split == "test", number)
-            yield draw_scene(draws, data.digits_per_scene, data.size)
+            yield draw_scene(derive_key(data.seed, split == "test", number), data.digits_per_scene, data.size)
 
     def _count(self, split: str) -> int:
         return self.data.scenes if split == "train" else max(1, round(self.data.scenes * self.data.test_fraction))
@@ -83,31 +83,20 @@ class SceneSource:
         return ImageSummary(ImageKind(self.channels, self.classes), self._count("train"), self._count("test"))
 
 
-def make_number_stream(*words: int) -> Callable[[int], NDArray[np.float64]]:
-    """Return a function that draws the next numbers from 0 to 1 of a stream that depends on these words alone."""
-    state, taken = derive_key(*words), 0
-
-    def take(count: int) -> NDArray[np.float64]:
-        nonlocal taken
-        taken += count
-        return draw_fractions(state, taken - count, count)
-
-    return take
-
-
-def draw_scene(take: Callable[[int], NDArray[np.float64]], count: int, size: int) -> ImagePair:
+def draw_scene(key: int, count: int, size: int) -> ImagePair:
+    """Draw an image of so many digits and its mask; all that is random is drawn from the key."""
     image, mask = np.zeros((size, size), np.float32), np.zeros((size, size), np.uint8)
-    for _ in range(count):
-        draws = take(1 + DRAWS)
-        which = int(10 * draws[0])
-        picture = draw_digit(which, draws[1:])
-        down, right, bright = take(3)
+    drawn = draw_fractions(key, 0, count * DRAWS + size * size)
+    of_digits, of_pixels = drawn[: count * DRAWS].reshape(count, DRAWS), drawn[count * DRAWS :]
+    for which, *shape, down, right, bright in of_digits:
+        digit = int(10 * which)
+        picture = draw_digit(digit, np.array(shape))
         top, left = int(down * (size - SIDE + 1)), int(right * (size - SIDE + 1))
         place = slice(top, top + SIDE), slice(left, left + SIDE)
         ink = picture > INK
         image[place] = np.where(ink, picture * (0.6 + 0.4 * bright), image[place])
-        mask[place] = np.where(ink, which + 1, mask[place])
-    noise = NOISE * take(size * size).reshape(size, size)
+        mask[place] = np.where(ink, digit + 1, mask[place])
+    noise = NOISE * of_pixels.reshape(size, size)
     return (255 * np.clip(image * (1 - NOISE / 2) + noise / 2, 0, 1)).astype(np.uint8)[..., None], mask
 
 
@@ -150,7 +139,7 @@ class FolderSource:
         for number in np.unique(np.linspace(0, len(self.all) - 1, MAX_SUMMARISED).astype(int)):
             image_file, mask_file = self.all[number]
             mask = read_mask(mask_file)
-            self._check_alike(image_file, read_image_shape(image_file), mask)
+            self._check_alike(image_file, read_image(image_file).shape, mask)
             sides.append(mask.shape)
             values |= set(np.unique(mask).tolist())
             if sum(map(math.prod, sides)) > MAX_PIXELS:
@@ -230,13 +219,6 @@ def read_mask(file: Path) -> Pixels:
     if mask.size and not 0 <= int(mask.min()) <= int(mask.max()) <= IGNORED:
         raise invalid_data(f"{file}: classes are 0 to 254, this mask goes from {mask.min()} to {mask.max()}")
     return mask.astype(np.uint8)
-
-
-def read_image_shape(file: Path) -> tuple[int, ...]:
-    with _open_image(file) as found:
-        if isinstance(found, np.ndarray):
-            return (*found.shape, 1)[:3]
-        return found.height, found.width, 3 if found.mode in (*TO_COLOUR, "RGB") else 1
 
 
 def _read_pixels(file: Path, *, colours: bool) -> NDArray[Any]:

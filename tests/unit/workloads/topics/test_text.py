@@ -170,4 +170,4 @@ def test_bad_texts(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(b"fine")
     (tmp_path / "texts" / "b.txt").write_bytes(b"\xff\xfe broken")
-    reject("texts", "invalid-format", "b.txt line 1")
+    reject("texts", "invalid-format", "b.txt")

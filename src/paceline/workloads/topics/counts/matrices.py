@@ -23,11 +23,9 @@ def check_matrix(shape: Sequence[int], source: str, dtype: np.dtype | None = Non
     """Raise UserError if an array of this shape and type cannot be a matrix of counts."""
     problem = ""
     if dtype is not None and dtype.kind not in "buif":
-        kind = {"O": "objects", "S": "bytes", "U": "texts", "c": "complex numbers", "V": "records"}.get(dtype.kind)
-        problem = f"holds {kind or dtype} ({dtype}); counts are whole numbers, of an int or float type"
+        problem = f"holds values of type {dtype}; counts are whole numbers, of an int or float type"
     elif len(shape) != 2:
-        plural = "" if len(shape) == 1 else "s"
-        problem = f"has {len(shape)} dimension{plural} (shape {tuple(shape)}); documents by terms are 2"
+        problem = f"has the shape {tuple(shape)}; documents by terms are 2 dimensions"
     elif 0 in shape:
         problem = f"is empty, {shape[0]:,} documents by {shape[1]:,} terms; at least one of each"
     elif shape[1] > np.iinfo(np.int32).max:
@@ -113,9 +111,7 @@ class WideningArray:
     def _reject_counts(self, chunk: np.ndarray, bad: np.ndarray, reason: str) -> None:
         if bad.any():
             at = int(bad.argmax())
-            value = float(chunk[at])
-            shown = f"{int(value)}" if np.isfinite(value) and value == int(value) else f"{value:.6g}"
-            raise InvalidData(f"{self._place(self.done + at)} is {shown}: {reason}")
+            raise InvalidData(f"{self._place(self.done + at)} is {float(chunk[at]):.12g}: {reason}")
 
 
 @dataclass(frozen=True, eq=False)

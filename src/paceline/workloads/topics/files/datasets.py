@@ -51,9 +51,8 @@ class MatrixRows(Dataset[Tensor]):
 
     def as_counts(self, *, fractional: bool = False) -> Counts:
         """Return the counts for `fit`. Chosen rows are read into memory."""
-        if self.all_rows:
-            return self._read_all(fractional)
-        return read_counts(self._open_matrix()[list(self.indices)], fractional=fractional)
+        matrix = self._open_matrix()
+        return read_counts(matrix if self.all_rows else matrix[list(self.indices)], fractional=fractional)
 
     def _open_matrix(self) -> Any:
         if self.data is None and self.mmap_data is None:
@@ -61,9 +60,6 @@ class MatrixRows(Dataset[Tensor]):
         return self.mmap_data if self.data is None else self.data
 
     def _map_file(self) -> Any:
-        raise NotImplementedError
-
-    def _read_all(self, fractional: bool) -> Counts:
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,9 +75,6 @@ class NumpyDiskDataset(MatrixRows):
 
     def _map_file(self) -> np.ndarray:
         return np.load(self.data_path, mmap_mode="r")
-
-    def _read_all(self, fractional: bool) -> Counts:
-        return read_counts(self.data if self.data_path is None else self.data_path, fractional=fractional)
 
 
 class TorchDiskDataset(MatrixRows):
@@ -99,11 +92,11 @@ class TorchDiskDataset(MatrixRows):
             raise InvalidData(f"{self.data_path} must contain a single tensor, and holds a {type(found).__name__}")
         return found
 
-    def _read_all(self, fractional: bool) -> Counts:
+    def as_counts(self, *, fractional: bool = False) -> Counts:
         tensor = self._open_matrix()
-        in_numpy = tensor.layout == torch.strided and not (tensor.dtype.itemsize == 2 and tensor.is_floating_point())
-        if not in_numpy:  # which has no bfloat16
-            return read_counts(tensor, fractional=fractional)
+        of_two_bytes = tensor.is_floating_point() and tensor.dtype.itemsize == 2  # numpy has no bfloat16
+        if not self.all_rows or of_two_bytes or tensor.layout != torch.strided:
+            return super().as_counts(fractional=fractional)
         array = tensor.numpy()
         check_matrix(array.shape, str(self.data_path), array.dtype)
         return MappedCounts(array, str(self.data_path), fractional=fractional)

@@ -185,29 +185,19 @@ def read_parquet_counts(path: Path, fractional: bool = False) -> Counts:
     """Open counts on disk: the list columns `indices` and `counts`."""
     lengths, largest = [], -1
     with open_parquet(path) as file:
-        declared = find_declared_terms(file)
         for number in range(file.metadata.num_row_groups):
             column = file.read_row_group(number, columns=[INDICES], use_threads=False).column(INDICES)
             some, indices = flatten_lists(column)
             lengths.append(some)
             largest = max(largest, int(indices.max(initial=-1)))
     groups = tuple(map(len, lengths))
-    terms = declared or largest + 1
     if largest < 0:
         raise InvalidData(f"{path}: {sum(groups):,} documents without a single count")
-    vocabulary = path.with_name("terms.txt")
-    if not declared and vocabulary.is_file():  # terms at the end of the vocabulary may occur nowhere
+    terms, vocabulary = largest + 1, path.with_name("terms.txt")
+    if vocabulary.is_file():  # terms at the end of the vocabulary may occur nowhere
         with vocabulary.open("rb") as lines:
             terms = max(terms, sum(1 for _ in lines))
-    if largest >= terms:
-        raise InvalidData(f"{path}: term {largest:,} of a file that declares {terms:,} terms")
     return ParquetCounts(path, terms, groups, np.concatenate(lengths), fractional=fractional)
-
-
-def find_declared_terms(file: Any) -> int:
-    """Return the number of terms that the metadata of a Parquet file gives, or 0."""
-    declared = (file.schema_arrow.metadata or {}).get(b"terms", b"")
-    return int(declared) if declared.isdigit() else 0
 
 
 @dataclass(frozen=True, eq=False)

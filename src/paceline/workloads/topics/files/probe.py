@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files import TooManyFiles, iter_below, read_beginning, unreadable_error
+from paceline.data.files import iter_below, read_beginning, unreadable_error
 from paceline.data.npz import read_npz_heads
 from paceline.data.tables import open_parquet
 from paceline.errors import UserError
@@ -136,7 +136,7 @@ def _probe_parquet(path: Path, options: TextOptions) -> Probe | None:
             return _estimate_text_counts(iterate_documents(path, options.column), options, about.num_rows, path)
         some = next(file.iter_batches(PROBED_DOCUMENTS, columns=[indices_name, counts_name], use_threads=False))
         lengths, indices = disk_counts.flatten_lists(some.column(indices_name))
-        terms = disk_counts.find_declared_terms(file) or int(indices.max(initial=0)) + 1
+        terms = int(indices.max(initial=0)) + 1
         counts = disk_counts.flatten_lists(some.column(counts_name))[1]
         check_matrix((about.num_rows, terms), str(path), counts.dtype)
     nonzeros = about.num_rows * float(lengths.mean())
@@ -161,16 +161,12 @@ def _probe_texts(path: Path, options: TextOptions) -> Probe:
 def _probe_folder(path: Path, options: TextOptions) -> Probe | None:
     few: list[Path] = []
     count, total = 0, 0
-    try:
-        for file in iter_below(path, most=MAX_FILES):
-            if file.name.lower().endswith((".txt", ".txt.gz")):
-                count += 1
-                if len(few) < PROBED_DOCUMENTS and total <= SMALL_BYTES:
-                    few.append(file)
-                    total += os.stat(file).st_size
-    except TooManyFiles:
-        message = f"{path} has more than {MAX_FILES:,} files; plan without them by  --samples DOCUMENTS --tokens WORDS"
-        raise UserError(message, code="not-supported") from None
+    for file in iter_below(path, most=MAX_FILES):
+        if file.name.lower().endswith((".txt", ".txt.gz")):
+            count += 1
+            if len(few) < PROBED_DOCUMENTS and total <= SMALL_BYTES:
+                few.append(file)
+                total += os.stat(file).st_size
     if count == len(few) and total <= SMALL_BYTES:
         return None
     texts = ((None, read_beginning(file, SMALL_BYTES)[0].decode("utf-8", "replace")) for file in few)

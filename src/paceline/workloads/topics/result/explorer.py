@@ -8,7 +8,6 @@ import numpy as np
 
 from paceline.errors import InvalidValue
 from paceline.io.files import write_atomic
-from paceline.io.format import duration, number
 from paceline.io.html_page import build_content_policy, compile_template, dump_page_data
 from paceline.workloads.topics.counts.stream import compute_totals
 from paceline.workloads.topics.files.texts import strip_markup
@@ -68,7 +67,7 @@ def render_explorer(model: TopicFit, data: dict[str, Any], title: str | None = N
     template, style, script = ((ASSETS / f"explorer.{kind}").read_text("utf-8") for kind in ("html.j2", "css", "js"))
     return compile_template(template).render(
         title=title or f"{model.k:,} topics in {len(model.L):,} documents",
-        facts=_list_facts(model),
+        facts=model.list_facts(),
         rows=rows,
         data=Markup(dump_page_data(data)),
         style=Markup(style),
@@ -126,23 +125,13 @@ def _list_similar_topics(row: np.ndarray, topic: int) -> list[list[float]]:
 
 
 def _list_term_uses(F: np.ndarray, shares: np.ndarray, everywhere: np.ndarray, used: np.ndarray) -> list[list[int]]:
-    found: list[list[int]] = []
-    for start in range(0, len(used), 4096):
-        terms = used[start : start + 4096]
-        within = F[:, terms] * shares[:, None] / np.maximum(everywhere[terms], 1e-30)
-        firsts = np.argsort(-within, axis=0, kind="stable")[:USES]
-        for topics, parts in zip(firsts.T.tolist(), np.take_along_axis(within, firsts, axis=0).T.tolist(), strict=True):
-            kept = [(topic, round(100 * part)) for topic, part in zip(topics, parts, strict=True) if part >= LEAST_USE]
-            found.append([value for pair in kept for value in pair])
+    within = F[:, used] * shares[:, None] / np.maximum(everywhere[used], 1e-30)
+    firsts = np.argsort(-within, axis=0, kind="stable")[:USES]
+    found = []
+    for topics, parts in zip(firsts.T.tolist(), np.take_along_axis(within, firsts, axis=0).T.tolist(), strict=True):
+        kept = [(topic, round(100 * part)) for topic, part in zip(topics, parts, strict=True) if part >= LEAST_USE]
+        found.append([value for pair in kept for value in pair])
     return found
-
-
-def _list_facts(model: TopicFit) -> list[str]:
-    facts = [f"{model.k:,} topics", f"{len(model.L):,} documents", f"{model.F.shape[1]:,} terms"]
-    facts += [f"loss {number(model.loss, 9)}"] * (model.loss == model.loss)
-    reason = f" ({model.stopped_because})" * bool(model.stopped_because)
-    facts += [f"{model.passes:,} passes{reason}"] * bool(model.passes)
-    return facts + [duration(model.seconds)] * bool(model.seconds)
 
 
 def _round_short(values: np.ndarray, digits: int = 3) -> list[float]:

@@ -296,13 +296,16 @@ class TopicFit:
 
         return read_matching_counts(self, source, fractional)
 
+    def list_facts(self) -> list[str]:
+        """Return sizes, loss, passes, why the fit ended, and its time, as far as they are known."""
+        facts = [f"{self.k:,} topics", f"{len(self.L):,} documents", f"{self.F.shape[1]:,} terms"]
+        facts += [f"loss {number(self.loss, 9)}"] * (not math.isnan(self.loss))
+        reason = f" ({self.stopped_because})" * bool(self.stopped_because)
+        facts += [f"{self.passes:,} passes{reason}"] * bool(self.passes)
+        return facts + [duration(self.seconds)] * bool(self.seconds)
+
     def __repr__(self) -> str:
-        facts = [f"k={self.k}", f"documents={len(self.L):,}", f"terms={self.F.shape[1]:,}"]
-        facts += [f"loss={number(self.loss, 8)}"] * (not math.isnan(self.loss))
-        facts += [f"{self.passes} passes"] * bool(self.passes)
-        facts.append("converged" if self.converged else self.stopped_because)
-        facts += [duration(self.seconds)] * bool(self.seconds)
-        return f"TopicFit({', '.join(filter(None, facts))})"
+        return f"TopicFit({', '.join(self.list_facts())})"
 
     def _repr_html_(self) -> str:
         shares, terms, left = self.topic_shares(), self.top_terms(8), 'style="text-align:left"'
