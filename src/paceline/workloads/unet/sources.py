@@ -83,7 +83,7 @@ class SceneSource:
         return ImageSummary(ImageKind(self.channels, self.classes), self._count("train"), self._count("test"))
 
 
-def draw_scene(key: int, count: int, size: int) -> ImagePair:
+def draw_scene(key: np.uint64, count: int, size: int) -> ImagePair:
     """Draw an image of so many digits and its mask; all that is random is drawn from the key."""
     image, mask = np.zeros((size, size), np.float32), np.zeros((size, size), np.uint8)
     drawn = draw_fractions(key, 0, count * DRAWS + size * size)
