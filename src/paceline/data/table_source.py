@@ -227,10 +227,7 @@ class ArrowTable:
             else:
                 opened = dataset.dataset(path, format=kind)
         except (pyarrow.ArrowException, OSError) as error:
-            before, _, reason = get_first_line(error).rpartition("multiple columns named ")
-            if before:
-                raise invalid_data(f"{key}={path}: two columns are named {reason!r}; rename one", key) from None
-            raise reject_value(key, path, f"cannot be read as {kind} ({reason})", "unreadable") from None
+            raise reject_value(key, path, f"cannot be read as {kind} ({get_first_line(error)})", "unreadable") from None
         return cls(path, kind, opened)
 
     @property

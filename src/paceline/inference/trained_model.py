@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 TABLE_SUFFIXES = {**TABLE_KINDS, ".txt": "txt"}
 PROBABILITIES = "probabilities"
 NOT_WRITTEN = (PROBABILITIES, "logits")
-SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -138,13 +137,8 @@ class Predictions:
             yield {**values, **{name: column[row].tolist() for name, column in others.items()}}
 
     def __repr__(self) -> str:
-        if not self.of_classes:
-            shapes = ", ".join(f"{name} {list(column.shape)}" for name, column in self.columns.items())
-            return f"Predictions({shapes})"
-        best = self.probabilities[:SHOWN].max(1, initial=0.0)
-        shown = [f"{label} {p:.3f}" for label, p in zip(self.labels, best, strict=False)]
-        shown += [f"… {len(self) - SHOWN:,} more"] * (len(self) > SHOWN)
-        return f"Predictions({', '.join(shown)})"
+        shapes = ", ".join(f"{name} {list(column.shape)}" for name, column in self.columns.items())
+        return f"Predictions({shapes})"
 
 
 def _has_pictures(column: np.ndarray) -> bool:

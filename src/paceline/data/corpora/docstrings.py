@@ -4,7 +4,6 @@ They are read with `ast` from the installed source files, without package names 
 """
 
 import ast
-import gc
 import platform
 import re
 import sysconfig
@@ -48,11 +47,7 @@ def extract_samples(test_fraction: float, clean: Clean) -> tuple[list[Sample], l
     `clean` is applied to each docstring.
     """
     seen: set[str] = set()
-    gc.disable()  # syntax trees have no cycles, and the search for some would double the time
-    try:
-        splits = [split_by_module(_modules(name, seen, clean), test_fraction) for name in CLASSES]
-    finally:
-        gc.enable()
+    splits = [split_by_module(_modules(name, seen, clean), test_fraction) for name in CLASSES]
     train_per_class = min(MAX_TRAIN_PER_CLASS, *(len(train) for train, _ in splits))
     wanted = round(train_per_class * test_fraction / (1 - test_fraction))
     test_per_class = min(wanted, *(len(test) for _, test in splits))

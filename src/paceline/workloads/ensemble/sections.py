@@ -42,7 +42,7 @@ class EnsembleModel(Section):
 class EnsembleData(Section):
     """A table with a label column. For finished runs, one that none of them learned from."""
 
-    path: Path | None = field(None, "path", ".csv, .tsv, .jsonl or .parquet; by default the test table of the runs")
+    path: Path | None = field(None, "path", ".csv, .tsv, .jsonl or .parquet")
     test_path: Path | None = field(None, "path", "table to test on; without it rows of the first are held out")
     test_fraction: float | None = field(None, "fraction", "of rows held out; none is 0.2, for runs 0.5", gt=0, lt=1)
     label: str | None = field(None, "column", "what is to be predicted; none is the label of the members")

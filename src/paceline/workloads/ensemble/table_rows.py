@@ -18,7 +18,6 @@ import numpy as np
 from paceline.data.files import invalid_data
 from paceline.data.order import derive_key, mix
 from paceline.data.tables import check_columns, check_table, format_label, iter_rows, table_kind
-from paceline.errors import UserError
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn
 
@@ -99,14 +98,6 @@ def read_labelled_rows(path: Path, label: str, key: str) -> RowSet:
 def assign_folds(rows: RowSet, folds: int, seed: int) -> np.ndarray:
     hashed = mix(rows.numbers.astype(np.uint64) + derive_key(seed, FOLD))
     return (hashed % np.uint64(folds)).astype(np.int64)
-
-
-def find_test_table(runs: list[Path]) -> Path:
-    found = {str(getattr(RunDir(run).recorded_spec().data, "test_path", None) or "") for run in runs}
-    if len(found) != 1 or "" in found:
-        message = "data.path is missing: type  data.path=FILE  for a table that no run was trained on"
-        raise UserError(message, code="missing-value", key="data.path")
-    return Path(found.pop())
 
 
 def drop_seen_rows(rows: RowSet, runs: list[Path], log: LogFn) -> RowSet:

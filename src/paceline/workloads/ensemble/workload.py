@@ -18,7 +18,7 @@ from paceline.config import RunSpec, load
 from paceline.data.files import hash_files, invalid_data
 from paceline.data.prepared_table import draw_rows
 from paceline.data.tables import table_kind
-from paceline.errors import PacelineError, UserError, join_names
+from paceline.errors import PacelineError, UserError, join_names, missing_value
 from paceline.io.files import hash_value
 from paceline.layout import Layout
 from paceline.runlog.events import RunStatus
@@ -72,10 +72,6 @@ class MemberFile:
 
 def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[MemberFile]:
     specs = [load(file) for file in files]
-    for file, spec in zip(files, specs, strict=True):
-        if missing := [key for key in ("path", "test_path") if key not in type(spec.data).model_fields]:
-            message = f"model.members: {file} has no data.{missing[0]}; add it to Data of its workload"
-            raise UserError(message, code="not-supported", key="model.members")
     texts = {str(spec.data.text) for spec in specs if hasattr(spec.data, "text")}
     return [MemberFile(*member, tuple(sorted(texts))) for member in zip(names, files, specs, strict=True)]
 
@@ -349,9 +345,9 @@ class Ensemble(PassWorkload):
     def request(self) -> EnsembleRequest:
         model, data, seed = self._model, self._data, self.spec.train.seed
         runs, given = list(model.runs), list(model.members or model.runs)
-        if data.path is None and not runs:
-            raise UserError("no table to learn from; type  data.path=FILE.csv", code="missing-value", key="data.path")
-        rows = read_labelled_rows(data.path or table_rows.find_test_table(runs), self.label, "data.path")
+        if data.path is None:
+            raise missing_value("data.path", "type  data.path=FILE  for a table that no finished run was trained on")
+        rows = read_labelled_rows(data.path, self.label, "data.path")
         if runs:
             rows = table_rows.drop_seen_rows(rows, runs, self._log)
         fit, test = self._hold_out_rows(rows, data.test_fraction or (HELD_OUT_OF_UNSEEN if runs else HELD_OUT))
