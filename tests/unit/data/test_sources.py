@@ -314,13 +314,6 @@ def test_nothing_is_imported_and_the_order_is_fixed():
     assert said.pop().strip().endswith("[]")
 
 
-def test_mask():
-    text = (
-        "See `torch.Tensor` and np.mean.\n\n>>> import numpy\n>>> numpy.arange(3)\narray([0, 1, 2])\n\nThen ... more."
-    )
-    assert docstrings.mask_names(text) == "See ` .Tensor` and .mean. Then ... more."
-
-
 def test_docstrings_of_a_source_text():
     source = (
         '"module"\nclass A:\n "class"\n def f(self):\n  "method"\nif x:\n async def g():\n  "in a branch"\n'

@@ -81,17 +81,6 @@ def test_damage_to_a_cached_stream_is_named_and_mended(damage, tmp_path, texts):
     assert again.fingerprint == first.fingerprint
 
 
-def test_a_damaged_note_of_what_a_text_holds_is_made_again(tmp_path, texts):
-    first = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
-    (note,) = first.folder.parent.glob("*.digest")
-    whole = note.read_text()
-    for damaged in (b"\xff" + whole.encode()[1:], whole.replace(whole[0], "~").encode(), b""):
-        note.write_bytes(damaged)
-        again = TokenStreams.prepare(data_of(tmp_path, texts), QUIET)
-        assert again.fingerprint == first.fingerprint
-        assert note.read_text() == whole
-
-
 def test_what_is_read_from_a_folder(tmp_path):
     for name in ("b.md", "a.txt", "deep/er/c.py", ".git/d.txt", "e.png", "__pycache__/f.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -128,12 +117,6 @@ def test_bad_input_has_a_code(tmp_path, path, given, code):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with expect_error(code, match=path.split("*")[-1]):
         TokenStreams.prepare(data_of(tmp_path, tmp_path / path))
-
-
-@pytest.mark.parametrize(("fields", "code"), [({"source": "text"}, "missing-value"), ({"path": "a.txt"}, "conflict")])
-def test_fields_that_do_not_go_together(fields, code):
-    with expect_error(code):
-        open_documents(LMData(**fields))
 
 
 def tokens_of(length):

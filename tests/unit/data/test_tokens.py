@@ -206,16 +206,3 @@ def test_a_fork_after_tokenising_is_silent(data):
     words = [sys.executable, "-c", code, data.model_dump_json()]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
     assert (done.stdout.strip(), done.stderr) == ("0 100", "")
-
-
-def test_what_the_user_should_know_is_said(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("text,label\n" + "a long text of many words,x\n,x\n" * 20 + "other,y\n" * 20)
-    (tmp_path / "test.csv").write_text("text,label\nother,y\nanother,x\n")
-    given = {"source": "csv", "path": path, "test_path": tmp_path / "test.csv", "cache": tmp_path / "cache"}
-    said = []
-    LabelledCorpus.prepare(TextData(**given, limit=30, max_length=2, vocab=257), said.append)
-    whole = "\n".join(said)
-    for told in ("30 training and 2 test texts in 2 classes", "15 train texts (50.0%) were cut", "15 train texts are"):
-        assert told in whole
-    assert "WARNING: no train text has the label y" in whole

@@ -1,6 +1,5 @@
 """A Keras model as a workload, in one process: its loss is that of fit(), its weights have one name each."""
 
-import difflib
 import inspect
 import re
 import runpy
@@ -260,7 +259,6 @@ def test_the_page_says_what_becomes_of_every_argument_callback_and_optimiser():
 DOCS = Path(__file__).resolve().parents[4] / "docs"
 EXAMPLES = DOCS / "examples" / "moving"
 PAGE = (DOCS / "moving" / "keras.md").read_text(encoding="utf-8")
-MOST_LINES = 8
 
 
 def test_before_and_after_learn_the_same(tmp_path, monkeypatch, capsys):
@@ -270,15 +268,6 @@ def test_before_and_after_learn_the_same(tmp_path, monkeypatch, capsys):
     result = paceline.train(paceline.load(EXAMPLES / "keras_after.yaml", ["parallel.threads=1"]), tmp_path, show=False)
     assert keras.saving.load_model("digits.keras").count_params() == result.summary.parameters
     assert min(before, result.metrics["accuracy"]) > 0.9
-
-
-def test_few_lines_are_added_and_the_page_shows_them():
-    texts = (file.read_text(encoding="utf-8").splitlines() for file in sorted(EXAMPLES.glob("keras_*")))
-    after, run_file, before = ([line for line in text if line.strip() and line[0] != "#"] for text in texts)
-    added = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
-    assert len(added) + len(run_file) <= MOST_LINES
-    assert "\n".join(run_file) in PAGE
-    gone = "\n".join(before[before.index('if __name__ == "__main__":') :])
-    assert f"```python\n{gone}\n```" in PAGE
-    for line in re.findall(r"^(?:def|    (?!\.\.\.)).*$", PAGE, re.MULTILINE):
-        assert line in before
+    before_lines = (EXAMPLES / "keras_before.py").read_text(encoding="utf-8")
+    gone = before_lines[before_lines.index('if __name__ == "__main__":') :]
+    assert f"```python\n{gone}```" in PAGE

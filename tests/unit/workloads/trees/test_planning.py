@@ -1,9 +1,6 @@
 """The price of a round of trees, and when more ranks do not pay."""
 
-import pytest
-
 from paceline.config import build_spec
-from paceline.errors import UserError
 from paceline.planner.cost_model import split_rows
 from paceline.planner.plan import plan
 from paceline.planner.target import resolve_target
@@ -39,10 +36,3 @@ def test_a_plan_reads_the_table_that_is_there(tmp_path, monkeypatch):
     assert found.cost_model.headline().endswith("12 columns, 50 rounds of 6 levels")
     assert found.chosen.devices == 1
     assert "Stay on one rank" in " ".join(found.advice) or found.rows[-1].devices == 1
-
-
-def test_what_a_table_does_not_have_is_refused():
-    with pytest.raises(UserError, match="--tokens"):
-        build_trees_cost_model(spec(), 100, 5.0)
-    with pytest.raises(UserError, match=r"train\.steps=200"):
-        build_trees_cost_model(spec(**{"train.steps": None}), 100, None)
