@@ -234,10 +234,9 @@ def encode_rows(rows: Sequence[Mapping[str, Any]], coding: Coding) -> np.ndarray
     """Encode new rows as those of the table were; a category that it did not have is missing."""
     if wrong := [row for row in rows if not isinstance(row, Mapping)]:
         raise InvalidValue(f"{wrong[0]!r:.80} is not a row of {join_names(coding.columns, 12)}")
-    if missing := [name for name in coding.columns if not any(name in row for row in rows)]:
-        given = join_names([str(name) for name in rows[0]], 12)
-        message = f"the rows have no column {join_names(missing)} (found: {given})"
-        raise UserError(message, code="unknown-name", key=missing[0])
+    known = dict.fromkeys(name for row in rows for name in row)
+    for name in coding.columns:
+        check_columns({"": name}, known, "the rows")
     block: dict[str, Column] = {}
     for name in coding.columns:
         values, words = [row.get(name) for row in rows], name in coding.categories

@@ -44,7 +44,6 @@ ONNX_FILE = "model.onnx"
 SHARD_BYTES = 5_000_000_000
 """Most that a file of weights in an exported folder holds."""
 REMOVE_AT_END = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
-FILE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensor", ".onnx", ".h5", ".keras", ".npz", ".json", ".pkl")
 ONNX_TOLERANCE = 1e-4
 """Largest difference of an output, relative to the largest one, between the file and the model."""
 
@@ -159,15 +158,10 @@ def _export_weights(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
 def _check_file(out: Path, onnx: bool) -> None:
     if onnx:
         raise option_error("--out", f"--onnx writes a folder, {str(out)!r} is a file; type  --out {out.stem} --onnx")
-    if out.is_dir():
-        raise option_error("--out", f"{str(out)!r} is a folder; name a file")
     _check_parent(out)
 
 
 def _check_folder(out: Path) -> None:
-    if out.suffix.lower() in FILE_SUFFIXES:
-        file = out.with_suffix(".safetensors")
-        raise option_error("--out", f"{out} is no folder; type  --out {file}  or, for a folder,  --out {out.stem}")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise option_error("--out", f"{str(out)!r} exists; name a new folder")
     _check_parent(out)

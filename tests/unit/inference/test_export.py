@@ -111,7 +111,7 @@ def test_the_best_weights_as_one_file(classifier_run, tmp_path):
 
 @pytest.mark.parametrize(
     ("out", "onnx"),
-    [(".", False), ("taken.txt", False), ("no/model", False), ("model.pt", False), ("w.safetensors", True)],
+    [(".", False), ("taken.txt", False), ("no/model", False), ("w.safetensors", True)],
 )
 def test_a_bad_target_is_rejected_and_nothing_is_left(classifier_run, out, onnx, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -93,8 +93,11 @@ def build_score_table(found: Scores, weights: Mapping[str, float]) -> Table:
     """Build a row for each member and the ensemble: their scores with errors."""
     metrics = list(next(iter(found.each.values())))
     heads = [f"{metric} {'↓' if metric in LOWER else '↑'}" for metric in metrics]
-    note = f"On {found.rows:,} held-out rows, ± the standard error of the bootstrap. "
-    note += " ".join(f"{line[0].upper()}{line[1:]}." for line in _describe_gains(found, metrics[0]))
+    note = f"On {found.rows:,} held-out rows, ± the standard error of the bootstrap."
+    for name, gains in found.gains.items():
+        gain = gains[metrics[0]]
+        how = "better" if gain.value >= 0 else "worse"
+        note += f" The ensemble is {how} than {name} in {metrics[0]} by {replace(gain, value=abs(gain.value))}."
     table = Table("model", "weight", *heads, name="members", title="Members and ensemble", note=note)
     table.answer = _describe_best(found, metrics[-1])
     for name, each in found.each.items():
@@ -110,21 +113,6 @@ def _describe_best(found: Scores, metric: str) -> str:
     name = metric.upper() if metric in ("auc", "mae", "rmse") else metric
     does = "beats" if gain.value >= 0 else "loses to"
     return f"The ensemble {does} its best member, {best}, by {replace(gain, value=abs(gain.value))} {name}."
-
-
-def _describe_gains(found: Scores, metric: str) -> list[str]:
-    lines = []
-    for name, gains in found.gains.items():
-        size, how = replace(gains[metric], value=abs(gains[metric].value)), ("worse", "better")
-        lines.append(f"the ensemble is {how[gains[metric].value >= 0]} than {name} in {metric} by {size}")
-    return lines
-
-
-def format_scores(found: Scores, weights: Mapping[str, float]) -> list[str]:
-    """Return the lines of the table for a log, and what the ensemble gains."""
-    lines = [f"on {found.rows:,} held-out rows, ± the standard error of the bootstrap:"]
-    lines += build_score_table(found, weights).to_lines()
-    return [f"  {line}" for line in [*lines, *_describe_gains(found, next(iter(found.each[ENSEMBLE])))]]
 
 
 def _build_scorer(found: np.ndarray, truth: np.ndarray) -> Scorer:

@@ -294,8 +294,9 @@ class EnsemblePasses(Passes):
         write_ensemble(folder, dict(zip(request.names, paths, strict=True)), classes, self.combination, found)
         for file in (folder / "tables").glob("*-[0-9]*"):
             file.unlink()
-        for line in scoring.format_scores(found, dict(zip(request.names, self.combination.weights, strict=True))):
-            request.log(line)
+        table = scoring.build_score_table(found, dict(zip(request.names, self.combination.weights, strict=True)))
+        for line in [*table.to_lines(), table.note]:
+            request.log(f"  {line}")
 
 
 class Ensemble(PassWorkload):

@@ -10,7 +10,7 @@ import torch
 
 from paceline.config import RunSpec
 from paceline.data.prepared_table import PreparedTable, TableTarget, Task
-from paceline.errors import UserError
+from paceline.errors import not_installed
 from paceline.launch.environment import RankInfo
 from paceline.workloads.trees.sections import LIBRARIES, OBJECTIVES, TreesData, TreesModel
 
@@ -58,8 +58,7 @@ class BoostingJob:
 def load_library(name: str) -> Callable[[BoostingJob], Any]:
     """Return the class whose instances are the rounds of a library."""
     if util.find_spec(name) is None:
-        message = f"model.library={name} is not installed; type  pip install 'paceline[trees]'"
-        raise UserError(message, code="not-installed", key="model.library")
+        raise not_installed(f"model.library={name}", name, "paceline[trees]")
     if name == "lightgbm":
         return LightGBMRounds
     from paceline.workloads.trees.xgboost_rounds import XGBoostRounds

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.prepared_table import Task, find_cached_table
+from paceline.data.prepared_table import find_cached_table
 from paceline.errors import UserError
 from paceline.reports.figures import COLOURS, escape_mathtext, use_plot_style, write_png
 from paceline.runlog.run_dir import RunDir
@@ -19,13 +19,6 @@ from paceline.workloads.trees.tree_model import FittedTrees
 SHOWN_COLUMNS = 20
 MIN_ROWS, MAX_ROWS = 32, 512
 SHAP_WORK = 5e8  # leaves × levels² × rows: about two seconds of a core
-ADDED = {
-    Task.BINARY: "adds to the log-odds of {}",
-    Task.CLASSES: "adds to the log-odds of a class",
-    Task.NUMBER: "adds to what is predicted",
-    Task.COUNT: "adds to the logarithm of the count",
-    Task.RANKING: "adds to the score",
-}
 
 
 def draw_tree_plots(folder: Path) -> None:
@@ -63,8 +56,8 @@ def _draw_shap(fitted: FittedTrees, rows: np.ndarray, file: Path) -> None:
     sizes = np.abs(fitted.contributions(rows)).mean(axis=(0, 1))
     order = np.argsort(-sizes, kind="stable")
     ordered = {fitted.coding.columns[column]: float(sizes[column]) for column in order}
-    second = escape_mathtext(fitted.classes[-1]) if fitted.classes else ""
-    _draw_bars(ordered, f"{ADDED[fitted.target.task].format(second)}, up or down, on average", file)
+    what = "log-odds" if fitted.classes else "the score of a row"
+    _draw_bars(ordered, f"adds to {what}, up or down, on average", file)
 
 
 @use_plot_style()
