@@ -70,7 +70,7 @@ def test_a_node_that_is_cut_off_is_named(three, tmp_path):
     first, _, last = examined(three, tmp_path)
     assert first[0] == last[0] == 1
     assert wrong(first[1])["meeting"].startswith("rank 2 of 3 has not come to node0:")
-    assert wrong(last[1])["port of rank 0"].startswith(("no answer from node0:", "node0:"))
+    assert wrong(last[1])["port of rank 0"].startswith("node0:")
 
 
 def test_a_port_that_a_firewall_closes_is_named(three, tmp_path):
@@ -79,7 +79,7 @@ def test_a_port_that_a_firewall_closes_is_named(three, tmp_path):
     assert wrong(first[1])["meeting"].startswith("rank 1, 2 of 3 has not come to node0:")
     for code, told in others:
         assert code == 1
-        assert wrong(told)["port of rank 0"] == f"no answer from node0:{PORT}"
+        assert wrong(told)["port of rank 0"].startswith(f"node0:{PORT}: ")
 
 
 def test_a_port_that_another_program_has_is_named(three, tmp_path):
@@ -87,7 +87,7 @@ def test_a_port_that_another_program_has_is_named(three, tmp_path):
     three.start(0, [sys.executable, "-c", listen], {}).stdout.readline()
     (code, told), *_ = examined(three, tmp_path)
     assert code == 1
-    assert wrong(told)["port of rank 0"] == f"node0:{PORT} is taken"
+    assert wrong(told)["port of rank 0"].startswith(f"node0:{PORT}: ")
 
 
 def test_under_srun(lab, tmp_path):

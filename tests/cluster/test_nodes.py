@@ -9,9 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from nodes import PORT, nodes, why_not
+from nodes import nodes, why_not
 from runs import LAYOUTS, says_the_same
 
 from disagreeing import ROWS, TABLE, TEXTS, TOPICS, TRAIN, TREES, write_files
@@ -19,7 +18,6 @@ from paceline import RunResult
 from paceline.runlog.events import read_events, read_steps
 from paceline.runlog.run_dir import RunDir
 from paceline.runlog.summary import read_summary
-from results import losses
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 PACELINE = [sys.executable, "-m", "paceline"]
@@ -47,16 +45,6 @@ def test_two_nodes_have_the_answer_of_one_rank(layout, lm_file, alone, tmp_path)
     says_the_same(RunResult(run.path, read_summary(run.summary_file)), alone)
 
 
-def test_torchrun_on_two_nodes(lm_file, alone, tmp_path):
-    with nodes(2, tmp_path) as found:
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=node0:{PORT}", "--rdzv-id=1", "--nnodes=2"]
-        command = [sys.executable, "-m", "torch.distributed.run", *meeting, "--nproc-per-node=1", "-m", "paceline"]
-        command += ["train", str(lm_file), "--quiet", "--out", str(tmp_path / "runs")]
-        codes, said = outcome([found.start(node, command, {"OMP_NUM_THREADS": "1"}) for node in range(2)])
-    assert codes == [0, 0], said
-    assert losses(tmp_path / "runs" / "nodes") == pytest.approx(losses(alone), rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("verb", "changes"),
     [(("check", "run.yaml", "--ranks", "1,3", "--steps", "3"), ROWS), (TRAIN, ROWS), (TOPICS, TEXTS), (TREES, TABLE)],
@@ -71,13 +59,6 @@ def test_three_nodes_with_different_files_refuse_and_with_the_same_agree(tmp_pat
             codes, said = outcome(machines.start_ranks(command, before=places), 200)
         assert codes == [2 if third else 0] * 3, said
         assert ("on rank 2 (node2)" in said[0]) == bool(third), said
-
-
-def test_topics_on_two_nodes(tmp_path):
-    counts = tmp_path / "counts.npy"
-    np.save(counts, np.random.default_rng(0).poisson(1.0, (60, 40)))
-    codes, said = on_two_nodes(tmp_path, "topics", str(counts), "-k", "3", "--quiet", "--out", str(tmp_path / "runs"))
-    assert codes == [0, 0], said
 
 
 def test_check_across_nodes(lm_file, tmp_path):

@@ -31,10 +31,6 @@ parallel: {threads: 1}
 """
 ROWS = "".join(f"some words {i},{i % 2}\n" for i in range(40))
 DIGITS = "9" * 5000
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{after}: &{after} [{', '.join([f'*{before}'] * 9)}]\n"
-    for before, after in zip("abcdefgh", "bcdefghi", strict=True)
-)
 TRAIN = "train run.yaml --quiet"
 JSONL = f"{TRAIN} data.source=jsonl data.path=t.jsonl"
 ASKED = {
@@ -42,29 +38,20 @@ ASKED = {
     "half a number": ("explain run.yaml", {"run.yaml": RUN.replace("steps: 2", "steps: 0x_")}, "invalid-format"),
     "5,000 digits": ("explain run.yaml", {"run.yaml": RUN.replace("steps: 2", f"steps: {DIGITS}")}, "invalid-format"),
     "5,000 digits typed": (f"explain run.yaml train.steps={DIGITS}", {}, "invalid-value"),
-    "400 digits typed": (f"plan run.yaml train.global_batch={DIGITS[:400]}", {}, "invalid-value"),
-    "5,000 digits of devices": (f"plan run.yaml --devices {DIGITS}", {}, "invalid-value"),
     "NUL in data.path": (TRAIN, {"run.yaml": RUN.replace("t.csv", '"t\\0.csv"')}, "invalid-value"),
-    "NUL in a run folder": ("watch a\0b --once", {}, "invalid-value"),
-    "NUL in --out": ("explain a\0b", {}, "invalid-value"),
     "NUL in cluster": ("plan run.yaml --cluster a\0b.yaml", {}, "unreadable"),
     "a home of nobody": ("explain run.yaml workload=~nosuchuser/w.py", {}, "invalid-value"),
     "a name of 5,000 letters": (f"explain {'a' * 5000}.yaml", {}, "unreadable"),
-    "brackets without end": ("explain run.yaml", {"run.yaml": "a: " + "[" * 90_000}, "unreadable"),
     "sections without end": ("explain run.yaml", {"run.yaml": "- " * 40_000}, "unreadable"),
     "brackets typed": (f"explain run.yaml train.lr={'[' * 50_000}", {}, "invalid-value"),
     "dots typed": (f"explain run.yaml {'.'.join('a' * 3000)}=1", {}, "unknown-key"),
     "a run file of megabytes": ("explain run.yaml", {"run.yaml": "a: 1\n" * 300_000}, "unreadable"),
     "UTF-16 run file": ("explain run.yaml", {"run.yaml": RUN.encode("utf-16")}, "invalid-format"),
-    "brackets in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": "{" * 90_000}, "unreadable"),
     "digits in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": f"nodes: {DIGITS}"}, "unreadable"),
-    "aliases in a cluster": ("plan run.yaml --cluster c.yaml", {"c.yaml": BOMB}, "unreadable"),
     "brackets in a calibration": ("plan run.yaml --calibration c.json", {"c.json": "[" * 90_000}, "damaged"),
-    "digits in a calibration": ("plan run.yaml --calibration c.json", {"c.json": f"[{DIGITS}]"}, "damaged"),
     "nowhere to calibrate to": ("calibrate --ranks 1 --out /proc/nowhere/c.json", {}, "run-failed"),
     "UTF-16 table": (TRAIN, {"t.csv": f"text,label\n{ROWS}".encode("utf-16")}, "invalid-format"),
     "brackets in jsonl": (JSONL, {"t.jsonl": "[" * 90_000}, "invalid-format"),
-    "digits in jsonl": (JSONL, {"t.jsonl": f'{{"text": {DIGITS}}}'}, "invalid-format"),
 }
 
 

@@ -1,8 +1,10 @@
 """Reading our place from the environment: the variables below were copied from real launchers."""
 
 import pickle
+from pathlib import Path
 
 import pytest
+import yaml
 
 from paceline.errors import InternalError, OutOfMemory, RunFailed, UserError
 from paceline.launch.environment import RankInfo, detect_rank, parse_first_host, parse_task_counts
@@ -14,70 +16,13 @@ def env(text):
     return dict(word.split("=") for word in text.split())
 
 
-TORCHRUN = env("RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=n1 MASTER_PORT=41234")
-BATCH_SCRIPT = env(  # sbatch -N2 -n4, before any srun
-    """SLURM_JOB_ID=7162390 SLURM_JOB_NODELIST=n[1-2] SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NPROCS=4 SLURM_NTASKS=4
-    SLURM_PROCID=0 SLURM_TASKS_PER_NODE=3,1"""
-)
-STEP = BATCH_SCRIPT | env(  # srun -n3 -N2 inside it, the last task
-    """SLURM_DISTRIBUTION=block SLURM_LAUNCH_NODE_IPADDR=127.0.0.1 SLURM_NODEID=1 SLURM_NTASKS=3 SLURM_PROCID=2
-    SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=2,1"""
-)
-ONE_NODE_STEP = STEP | env("SLURM_NODEID=0 SLURM_LOCALID=2 SLURM_STEP_TASKS_PER_NODE=3")
-SHELL = BATCH_SCRIPT | env("SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1")
-OPEN_MPI = env(
-    """OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2
-    PMIX_NAMESPACE=2048655361 PMIX_RANK=1"""
-)
-SPREAD_MPI = OPEN_MPI | env("OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1")
-MPICH = env("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_FD=8")
-MPICH_IN_SLURM = STEP | env(  # one task per node carries the ranks of that node
-    """PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2
-    SLURM_STEP_TASKS_PER_NODE=1(x2)"""
-)
+TABLES = yaml.safe_load(Path(__file__).with_name("environments.yaml").read_text(encoding="utf-8"))
+VARIABLES = {name: env(text) for name, text in TABLES["variables"].items()}
 
-PLACES = {
-    "torchrun": (TORCHRUN, RankInfo(3, 4, 1, 2, "torchrun", "n1", 41234)),
-    "our own ranks": (TORCHRUN | {"PACELINE_LAUNCHER": "paceline"}, RankInfo(3, 4, 1, 2, "paceline", "n1", 41234)),
-    "torchrun inside srun": (STEP | TORCHRUN, RankInfo(3, 4, 1, 2, "torchrun", "n1", 41234)),
-    "srun": (STEP, RankInfo(2, 3, 0, 1, "srun", "n1", 27717)),
-    "srun on one node": (ONE_NODE_STEP, RankInfo(2, 3, 2, 3, "srun", "127.0.0.1", 27717)),
-    "srun with a chosen master": (
-        STEP | {"MASTER_ADDR": "head", "MASTER_PORT": "29400", "WORLD_SIZE": "3"},
-        RankInfo(2, 3, 0, 1, "srun", "head", 29400),
-    ),
-    "srun --mpi=pmi2": (STEP | {"PMI_RANK": "2", "PMI_SIZE": "3"}, RankInfo(2, 3, 0, 1, "srun", "n1", 27717)),
-    "mpirun": (OPEN_MPI, RankInfo(1, 2, 1, 2, "mpirun", "127.0.0.1", 20640)),
-    "mpirun on two machines": (SPREAD_MPI | {"MASTER_ADDR": "a"}, RankInfo(1, 2, 0, 1, "mpirun", "a", 20640)),
-    "mpirun in a Slurm job": (SPREAD_MPI | BATCH_SCRIPT, RankInfo(1, 2, 0, 1, "mpirun", "n1", 20640)),
-    "mpich": (MPICH, RankInfo(1, 2, 1, 2, "mpirun", "127.0.0.1", 29500)),
-    "mpich in a Slurm job": (MPICH_IN_SLURM, RankInfo(3, 4, 0, 1, "mpirun", "n1", 29500)),
-    "nothing": ({}, None),
-    "only an address": ({"MASTER_ADDR": "n1", "MASTER_PORT": "1"}, None),
-    "a batch script": (BATCH_SCRIPT, None),
-    "a shell under srun": (SHELL, None),
-}
 
-CONTRADICTIONS = {
-    "no world": ({"RANK": "0"}, "WORLD_SIZE"),
-    "no local world": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE"),
-    "no address": ({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"}, "MASTER_ADDR"),
-    "a world without rank": ({"WORLD_SIZE": "4"}, "WORLD_SIZE"),
-    "a word": (TORCHRUN | {"RANK": "first"}, "RANK"),
-    "negative": (TORCHRUN | {"RANK": "-1"}, "RANK"),
-    "rank beyond": (TORCHRUN | {"RANK": "4"}, "RANK"),
-    "local rank beyond": (TORCHRUN | {"LOCAL_RANK": "2"}, "RANK"),
-    "local world beyond": (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "RANK"),
-    "no port": (TORCHRUN | {"MASTER_PORT": "http"}, "MASTER_PORT"),
-    "port too large": (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT"),
-    "slurm counts": (STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_NUM_TASKS"),
-    "slurm rank beyond": (STEP | {"SLURM_PROCID": "3"}, "SLURM_PROCID"),
-    "slurm arbitrary": (STEP | {"SLURM_DISTRIBUTION": "arbitrary"}, "MASTER_ADDR"),
-    "mpi rank beyond": (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK"),
-    "mpi without size": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
-    "mpi somewhere": (SPREAD_MPI, "MASTER_ADDR"),
-    "mpich somewhere": (MPICH | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "MASTER_ADDR"),
-}
+def build_environ(names, more):
+    return {key: value for known in (*(VARIABLES[name] for name in names), env(more)) for key, value in known.items()}
+
 
 FIRST_HOSTS = env(
     "n1=n1 n[1-3,7],m2=n1 gpu[008-011]=gpu008 a,b[1,03],c=a r[1-2]n[3-4].cluster=r1n3.cluster n[07]=n07"
@@ -85,21 +30,23 @@ FIRST_HOSTS = env(
 )
 
 
-@pytest.mark.parametrize(("environ", "place"), PLACES.values(), ids=PLACES)
-def test_place(environ, place):
-    assert detect_rank(environ) == place
+@pytest.mark.parametrize("name", TABLES["places"])
+def test_place(name):
+    *environ, place = TABLES["places"][name]
+    assert detect_rank(build_environ(*environ)) == (place and RankInfo(*place))
 
 
-@pytest.mark.parametrize(("environ", "variable"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_contradiction_names_the_variable(environ, variable):
+@pytest.mark.parametrize("name", TABLES["contradictions"])
+def test_contradiction_names_the_variable(name):
+    *environ, variable = TABLES["contradictions"][name]
     with pytest.raises(UserError) as error:
-        detect_rank(environ)
+        detect_rank(build_environ(*environ))
     assert error.value.key == variable
 
 
 def test_ports_differ_between_steps_and_jobs():
     jobs = [{"SLURM_JOB_ID": job, "SLURM_STEP_ID": step} for job in ("100", "101") for step in "012"]
-    places = [detect_rank(STEP | job) for job in jobs]
+    places = [detect_rank(VARIABLES["step"] | job) for job in jobs]
     assert len({place.port for place in places if place}) == len(jobs)
 
 
