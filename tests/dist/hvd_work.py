@@ -22,7 +22,6 @@ def collectives():
     hvd.broadcast_(root, 1)
     handle = hvd.allreduce_async(mine, op=hvd.Max)
     parts, counts = hvd.alltoall(torch.arange(n * (r + 1)), splits=torch.tensor([r + 1] * n, dtype=torch.int32))
-    sparse = torch.sparse_coo_tensor([[r, 4]], [1.0, 2.0], (5,), check_invariants=True)
     return {
         "place": (r, n, hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_initialized()),
         "average": hvd.allreduce(mine),
@@ -40,7 +39,6 @@ def collectives():
         "gathered numbers": hvd.allgather(torch.tensor(r)),
         "from one": (hvd.broadcast(mine, 2), root),
         "exchanged": (parts, counts),
-        "sparse": hvd.synchronize(hvd.sparse_allreduce_async(sparse, op=hvd.Sum)).to_dense(),
         "objects": (hvd.allgather_object({"rank": r}), hvd.broadcast_object([r], root_rank=1)),
         "misfits": [misfit(call) for call in unequal_calls(r)],
     }

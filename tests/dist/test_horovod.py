@@ -43,7 +43,6 @@ def test_collectives_answer_as_horovod_does():
         "gathered": rows,
         "gathered numbers": torch.tensor([0, 1, 2]),
         "from one": (base + 2, torch.tensor([1, 1])),
-        "sparse": torch.tensor([1.0, 1, 1, 0, 6]),
         "objects": ([{"rank": 0}, {"rank": 1}, {"rank": 2}], [1]),
     }
     for rank, found in enumerate(run_ranks(collectives, (), 3)):
@@ -70,7 +69,6 @@ ROWS = {
     "by closure": {"closure": True},
     "given up once": {"given up": True},
     "sparse": {"sparse": True},
-    "sparse, sent dense": {"sparse": True, "options": {"sparse_as_dense": True}},
     "in 16 bits": {"options": {"compression": hvd.Compression.fp16}},
 }
 

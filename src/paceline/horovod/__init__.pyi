@@ -24,7 +24,6 @@ from paceline.horovod.collectives import grouped_allreduce as grouped_allreduce
 from paceline.horovod.collectives import grouped_allreduce_ as grouped_allreduce_
 from paceline.horovod.collectives import grouped_allreduce_async as grouped_allreduce_async
 from paceline.horovod.collectives import grouped_allreduce_async_ as grouped_allreduce_async_
-from paceline.horovod.collectives import sparse_allreduce_async as sparse_allreduce_async
 from paceline.horovod.functions import SyncBatchNorm as SyncBatchNorm
 from paceline.horovod.functions import allgather_object as allgather_object
 from paceline.horovod.functions import broadcast_object as broadcast_object
@@ -59,5 +58,6 @@ from paceline.horovod.world import remove_process_set as remove_process_set
 from paceline.horovod.world import rocm_built as rocm_built
 from paceline.horovod.world import shutdown as shutdown
 from paceline.horovod.world import size as size
+from paceline.horovod.world import sparse_allreduce_async as sparse_allreduce_async
 from paceline.horovod.world import start_timeline as start_timeline
 from paceline.horovod.world import stop_timeline as stop_timeline

@@ -172,8 +172,6 @@ SENT_AS = {torch.int16: torch.int32}  # neither gloo nor NCCL sends this type
 
 def start_reduce(tensor: Tensor, rule: ReduceRule, compression: type[Compressor] = Compression.none) -> Handle[Tensor]:
     """Start reducing a copy of the tensor."""
-    if tensor.is_sparse:
-        return start_sparse_reduce(tensor, rule)
     return start_reduce_buffer(tensor.detach().clone(memory_format=torch.contiguous_format), rule, compression)
 
 
@@ -183,22 +181,6 @@ def start_reduce_buffer(buffer: Tensor, rule: ReduceRule, compression: type[Comp
     works = [dist.all_reduce(sent, OPERATIONS[rule.op], async_op=True)] if size() > 1 else []
     ranks, dtype = size(), buffer.dtype
     return Handle(works, lambda: rule.finish(compression.decompress(sent, context), ranks).to(dtype))
-
-
-def start_sparse_reduce(tensor: Tensor, rule: ReduceRule) -> Handle[Tensor]:
-    if OPERATIONS[rule.op] is not dist.ReduceOp.SUM:
-        raise UserError(f"op=hvd.{rule.op.value}: sparse tensors are summed or averaged; use hvd.Sum or hvd.Average")
-    mine = tensor.detach().coalesce()
-    shape, ranks = mine.shape, size()
-    indices = start_gather(mine.indices().t().contiguous())
-    values = start_gather(scale_buffer(mine.values().clone(), rule.before))
-    build = functools.partial(torch.sparse_coo_tensor, size=shape, check_invariants=False)
-
-    def finish() -> Tensor:
-        summed = build(indices.wait().t(), values.wait()).coalesce()
-        return build(summed.indices(), rule.finish(summed.values(), ranks), is_coalesced=True)
-
-    return Handle([*indices.works, *values.works], finish)
 
 
 def start_gather(tensor: Tensor) -> Handle[Tensor]:

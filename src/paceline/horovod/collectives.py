@@ -96,14 +96,6 @@ def allreduce_async(
     return ops.start_named("allreduce", name, lambda: ops.start_reduce(tensor, rule))
 
 
-def sparse_allreduce_async(
-    tensor: Tensor, name: Name = None, op: Operation = Average, process_set: AnySet = None
-) -> Handle[Tensor]:
-    """Reduce a sparse tensor by gathering its rows."""
-    require_global_set(process_set)
-    return ops.start_sparse_reduce(tensor, ops.resolve_rule(op, None))
-
-
 def allgather(tensor: Tensor, name: Name = None, process_set: AnySet = None) -> Tensor:
     """Concatenate the tensors of all ranks along the first dimension, which may differ between ranks."""
     require_global_set(process_set)

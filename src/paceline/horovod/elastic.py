@@ -17,7 +17,6 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
@@ -37,7 +36,6 @@ __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 T = TypeVar("T")
 WRITE_EVERY_S = 2.0
 KEY = "paceline"
-NUMBERS = "biufc"  # the kinds of numpy that torch has too
 STATE_HOLDS = "an elastic state holds numbers, text, tensors, lists and dicts of them, and objects with state_dict()"
 
 
@@ -209,7 +207,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(func)
     def call(state: State, *args: Any, **options: Any) -> T:
         world.init()
-        check_commit(state._saved)
+        pack_state(state._saved)  # raises for what cannot be written
         file = Path(f"elastic-{Path(sys.argv[0]).stem or 'state'}.safetensors")
         if state._resume(file):
             state.on_reset()
@@ -235,16 +233,24 @@ def _scale_sampler_counts(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_commit(file: Path, state: dict[str, Any]) -> None:
-    tensors: dict[str, Tensor] = {}
-    packed = {name: _pack_leaves(value, f"state.{name}", tensors) for name, value in state.items()}
-    about = {"state": packed, "command": shlex.join(sys.argv), "time_s": time.time()}
+    tensors, about = pack_state(state)
+    about |= {"command": shlex.join(sys.argv), "time_s": time.time()}
     write_atomic(file, save(tensors, metadata={KEY: json.dumps(about)}))
 
 
-def check_commit(state: dict[str, Any]) -> None:
-    """Raise UserError if a value of the state cannot be written."""
-    for name, value in state.items():
-        _pack_leaves(value, f"state.{name}", {})
+def pack_state(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a state by the places of its leaves, and all else as JSON has it; UserError for others."""
+    leaves, structure = tree_flatten_with_path(state)
+    tensors: dict[str, Tensor] = {}
+    plain: list[Any] = []
+    for place, (path, leaf) in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+            tensors[str(place)] = leaf.detach().cpu().contiguous().clone()
+        elif not isinstance(leaf, bool | int | float | str | None):
+            key = f"state{keystr(path)}"
+            raise UserError(f"{key} is a {type(leaf).__name__}; {STATE_HOLDS}", code="not-supported", key=key)
+        plain.append(None if isinstance(leaf, Tensor) else leaf)
+    return tensors, {"structure": treespec_dumps(structure), "leaves": plain}
 
 
 def read_commit(file: Path) -> tuple[dict[str, Any], str]:
@@ -253,36 +259,11 @@ def read_commit(file: Path) -> tuple[dict[str, Any], str]:
         check_regular(file)
         with safe_open(file, framework="pt") as opened:
             about = json.loads((opened.metadata() or {})[KEY])
-            state = {name: _unpack_leaves(value, opened) for name, value in about["state"].items()}
+            for place in opened.keys():  # noqa: SIM118
+                about["leaves"][int(place)] = opened.get_tensor(place)
+            state = tree_unflatten(about["leaves"], treespec_loads(about["structure"]))
             age_s = max(0.0, time.time() - about["time_s"])
             return state, f"{file}, committed {age_s:.0f} s ago by  {about['command']}"
     except Exception as error:
         message = f"{file} is not a committed state ({error}); remove it to start anew"
         raise UserError(message, code="damaged", key=str(file)) from None
-
-
-def _pack_leaves(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return structure and leaves as JSON; tensors and arrays become lists with their key."""
-    leaves, structure = tree_flatten_with_path(value)
-    packed: list[Any] = []
-    for path, leaf in leaves:
-        is_array = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in NUMBERS
-        if is_array or (isinstance(leaf, Tensor) and leaf.layout == torch.strided):
-            key = str(len(tensors))
-            tensors[key] = torch.as_tensor(leaf).detach().cpu().contiguous().clone()
-            packed.append(["array", key, bool(leaf.shape)] if is_array else ["tensor", key])
-        elif leaf is None or isinstance(leaf, (bool, int, float, str)):
-            packed.append(leaf)
-        else:
-            key = f"{name}{keystr(path)}"
-            raise UserError(f"{key} is a {type(leaf).__name__}; {STATE_HOLDS}", code="not-supported", key=key)
-    return treespec_dumps(structure), packed
-
-
-def _unpack_leaves(packed: Any, opened: Any) -> Any:
-    structure, leaves = packed
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, list):
-            tensor = opened.get_tensor(leaf[1])
-            leaves[i] = tensor if leaf[0] == "tensor" else tensor.numpy() if leaf[2] else tensor.numpy()[()]
-    return tree_unflatten(leaves, treespec_loads(structure))

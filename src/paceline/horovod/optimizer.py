@@ -2,7 +2,7 @@
 
 Buckets are filled from the last parameter to the first and sent in that order on every rank. Each carries a flag per
 parameter, whether this rank has a gradient for it: a parameter that no rank has used keeps none. Ranks agree on sparse
-gradients (`nn.Embedding(sparse=True)`) after the first backward pass; these are gathered.
+gradients (`nn.Embedding(sparse=True)`) after the first backward pass; these are dense while in flight.
 """
 
 import warnings
@@ -42,8 +42,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Return an optimiser of a class derived from that of `optimizer`, with the same groups and state.
 
-    `gradient_predivide_factor` splits the averaging: divide by it before the sum, by the rest after. `num_groups` and
-    `groups` have no effect: buckets are filled by size.
+    `gradient_predivide_factor` splits the averaging: divide by it before the sum, by the rest after. `num_groups`,
+    `groups` and `sparse_as_dense` have no effect: buckets are filled by size, and sparse gradients are sent dense.
     """
     require_global_set(process_set)
     if not isinstance(optimizer, Optimizer):
@@ -62,7 +62,7 @@ def DistributedOptimizer(
     # An existing scheduler has replaced `step` of the old object by one that is bound to it.
     new.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     new._parameter_names = names
-    new.exchange = GradientExchange(new, rule, compression, backward_passes_per_step, sparse_as_dense)
+    new.exchange = GradientExchange(new, rule, compression, backward_passes_per_step)
     return new
 
 
@@ -119,15 +119,13 @@ class GradientExchange:
         rule: ops.ReduceRule,
         compression: type[ops.Compressor],
         passes: int,
-        sparse_as_dense: bool,
     ) -> None:
-        self.rule, self.compression, self.passes, self.sparse_as_dense = rule, compression, passes, sparse_as_dense
+        self.rule, self.compression, self.passes = rule, compression, passes
         self.fresh = False  # the gradients are those of all ranks
         every = [parameter for parameter in _list_parameters(optimizer) if parameter.requires_grad]
         self.left = dict.fromkeys(every, passes)
         self.sparse: set[Parameter] = set()
         self.buckets: list[Parameters] = []
-        self.agreed = False  # on which gradients are sparse
         self.sent: list[_BucketInFlight] = []
         if size() > 1:
             found = weakref.WeakMethod(self._on_gradient_ready)  # hooks do not keep a discarded optimiser alive
@@ -156,17 +154,12 @@ class GradientExchange:
     def finish(self) -> None:
         """Send what has not been sent, wait for all of it, and put the reduced gradients in place."""
         if size() > 1:
-            if not self.agreed:
+            if not self.buckets:
                 self._agree_on_sparse()
             while len(self.sent) < len(self.buckets):
                 self._send_next_bucket()
-            gathered = [] if self.sparse_as_dense else [p for p in self.left if p in self.sparse]
-            handles = [ops.start_sparse_reduce(_sparse_gradient(parameter), self.rule) for parameter in gathered]
             for sent in self.sent:
                 sent.unpack()
-            for parameter, handle in zip(gathered, handles, strict=True):
-                gradient = handle.wait()
-                parameter.grad = gradient if parameter.grad is not None or gradient._nnz() else None
             self.sent.clear()
             self.reset(self.passes)
         self.fresh = True
@@ -177,9 +170,7 @@ class GradientExchange:
         mine = torch.tensor([p.grad is not None and p.grad.is_sparse for p in every], device=every[0].device)
         sparse = ops.start_reduce(mine.to(torch.uint8), ops.ReduceRule(ops.Max)).wait().tolist()
         self.sparse = {parameter for parameter, is_sparse in zip(every, sparse, strict=True) if is_sparse}
-        in_buckets = [parameter for parameter in every if self.sparse_as_dense or parameter not in self.sparse]
-        self.buckets = fill_buckets(in_buckets)
-        self.agreed = True
+        self.buckets = fill_buckets(every)
 
     def _send_next_bucket(self) -> None:
         bucket = self.buckets[len(self.sent)]
@@ -192,18 +183,7 @@ class GradientExchange:
     def _flatten_gradient(self, parameter: Parameter) -> Tensor:
         if parameter.grad is None:
             return parameter.new_zeros(parameter.numel())
-        if parameter.grad.is_sparse and parameter not in self.sparse:
-            raise UserError("a gradient became sparse after the first step; leave sparse=True out of its nn.Embedding")
         return parameter.grad.detach().to_dense().reshape(-1)
-
-
-def _sparse_gradient(parameter: Parameter) -> Tensor:
-    """Return the sparse gradient, with no rows if this rank did not use the parameter."""
-    if parameter.grad is not None:
-        return parameter.grad
-    rows = torch.empty(1, 0, dtype=torch.long, device=parameter.device)
-    values = parameter.new_empty(0, *parameter.shape[1:])
-    return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False)
 
 
 def fill_buckets(every: Parameters) -> list[Parameters]:

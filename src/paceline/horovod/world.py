@@ -44,6 +44,7 @@ def _reject(what: str, instead: str) -> Callable[..., NoReturn]:
 
 reducescatter = reducescatter_async = _reject("reducescatter", "use torch.distributed.reduce_scatter_tensor")
 join = _reject("join", "give every rank the same number of batches: torch's DistributedSampler does")
+sparse_allreduce_async = _reject("sparse_allreduce_async", "use hvd.allreduce(tensor.to_dense())")
 start_timeline = stop_timeline = _reject("timelines", "paceline measure  says where the time of a step goes")
 raise_no_adasum = _reject("Adasum", "use op=hvd.Average")
 raise_no_communicators = _reject("communicators of MPI", "call hvd.init() without them: all ranks take part")

@@ -120,8 +120,7 @@ def _advise_remedy(job: "GradientJob", event: dict[str, Any]) -> str:
         return f"train.loss_scale={train.loss_scale:g} may be too large; use dynamic"
     if event["step"] == 1:
         return f"with the first weights: look for the cause in the data, the model or loss(), {SKIP}"
-    smaller = f"Try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup"
-    return f"that step was not applied. {smaller}, {SKIP}"
+    return f"try a smaller train.lr (now {event['lr']:.3g}) or a longer train.warmup, {SKIP}"
 
 
 def _list_own_ids(job: "GradientJob", step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -150,19 +149,15 @@ def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
         "note": None,
         "both": [tied, tied.t()],
         "mixed": {1: ("a", True), "b": [1.5, {}], "list": ["tensor", "0"]},
-        "array": np.arange(3),
-        "scalar": np.int64(7),
     }
     file = tmp_path / "state.safetensors"
     elastic.write_commit(file, state)
     back, origin = elastic.read_commit(file)
     assert origin.startswith(str(file))
     assert origin.endswith("train.py --name 'two words'")
-    for plain in ("epoch", "best", "note", "mixed", "scalar"):
+    for plain in ("epoch", "best", "note", "mixed"):
         assert back[plain] == state[plain]
         assert type(back[plain]) is type(state[plain])
-    assert isinstance(back["array"], np.ndarray)
-    assert back["array"].tolist() == [0, 1, 2]
     assert torch.equal(back["both"][1], tied.t())
     again = torch.optim.AdamW(model.parameters())
     again.load_state_dict(back["optimizer"])
@@ -171,13 +166,10 @@ def test_a_state_comes_back_as_it_was(tmp_path, monkeypatch):
     model.load_state_dict(back["model"])
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"), [({2}, "set"), (np.array(["a"]), "ndarray"), (np.datetime64(1, "D"), "datetime64")]
-)
-def test_what_cannot_be_written_is_rejected_before_the_work_begins(value, kind):
-    with pytest.raises(UserError, match=f"is a {kind}") as error:
-        elastic.check_commit({"log": {"x": [1, value]}})
-    assert error.value.key == "state.log['x'][1]"
+def test_what_cannot_be_written_is_rejected_before_the_work_begins():
+    with pytest.raises(UserError, match="is a set") as error:
+        elastic.pack_state({"log": {"x": [1, {2}]}})
+    assert error.value.key == "state['log']['x'][1]"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ", b"no safetensors at all"])
