@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import paceline
 
@@ -20,18 +20,11 @@ def main(run):
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
     model, optimizer = run.prepare(model, optimizer)
     for epoch in run.epochs():
-        model.train()
         for x, y in run.batches(train_set):
             run.step(F.cross_entropy(model(x), y, reduction="sum"), len(y))
-        model.eval()
-        right = torch.zeros(2, device=run.device)
-        with torch.no_grad():
-            for x, y in DataLoader(run.share(test_set), batch_size=64):
-                right[0] += (model(x.to(run.device)).argmax(1) == y.to(run.device)).sum()
-                right[1] += len(y)
-        sums = run.total(right=right[0], count=right[1])
+        found = run.evaluate(test_set, lambda x, y: {"right": (model(x).argmax(1) == y).sum(), "count": len(y)})
         if run.main:
-            print(f"epoch {epoch}: accuracy {sums['right'] / sums['count']:.4f} of {sums['count']:.0f}")
+            print(f"epoch {epoch}: accuracy {found['right']:.4f} of {found['n']}")
 
 
 if __name__ == "__main__":

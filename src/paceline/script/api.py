@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.config import SCRIPT_OBJECT, RunSpec, Train
 from paceline.errors import UserError
@@ -83,14 +83,6 @@ class ScriptRun(ABC):
         """Context for your own evaluation: no gradients, the run's precision, averaged weights if it keeps them."""
         return nullcontext()
 
-    def total(self, **sums: float | Tensor) -> dict[str, float]:
-        """Return each number, summed over the ranks."""
-        return {name: float(value) for name, value in sums.items()}
-
-    def share(self, dataset: Any) -> Any:
-        """Return this rank's part of a data set; every sample is in one part."""
-        return take_share(dataset, 0, 1, equal=False)
-
     @abstractmethod
     def keep(self, **things: Stateful) -> None:
         """Save these objects, with `state_dict` and `load_state_dict`, in checkpoints; call it before `batches`."""
@@ -139,15 +131,6 @@ def check_dataset(dataset: Any) -> None:
         raise misuse_error("run.batches", "loader")
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") or hasattr(dataset, "to_numpy")):
         raise misuse_error("run.batches", "stream", kind=type(dataset).__name__)
-
-
-def take_share(dataset: Any, rank: int, ranks: int, equal: bool) -> Any:
-    """Return every `ranks`-th sample; `equal`: all ranks must get as many."""
-    if equal and len(dataset) % ranks:
-        raise misuse_error("run.share", "unequal", samples=len(dataset), ranks=ranks)
-    if isinstance(dataset, tuple):
-        return tuple(column[rank::ranks] for column in dataset)
-    return Subset(dataset, range(rank, len(dataset), ranks))
 
 
 class ModelView:

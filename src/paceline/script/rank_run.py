@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from math import fsum
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +18,7 @@ from paceline.data.workers import start_workers
 from paceline.errors import RunFailed, UserError
 from paceline.execution import CompileEstimate, Execution, decide_execution, estimate_compiling
 from paceline.launch.environment import SINGLE_RANK, RankInfo
-from paceline.launch.process_group import broadcast_from_main, gather_objects
+from paceline.launch.process_group import broadcast_from_main
 from paceline.launch.signals import StopRequest
 from paceline.layout import Layout
 from paceline.nn.op_counter import OperationCounter
@@ -257,14 +256,6 @@ class RankRun(ScriptRun):
             yield
         if self._loop is not None:
             self._loop.log.resume()
-
-    def total(self, **sums: float | Tensor) -> dict[str, float]:
-        everyone = gather_objects({name: float(value) for name, value in sums.items()})
-        return {name: fsum(rank[name] for rank in everyone) for name in sums}
-
-    def share(self, dataset: Any) -> Any:
-        layout = self.session.context.layout
-        return api.take_share(dataset, self.rank, self.ranks, equal=not layout.plain and layout.strategy != "zero1")
 
     def keep(self, **things: Stateful) -> None:
         """Save these objects with every checkpoint, and restore them on resume."""

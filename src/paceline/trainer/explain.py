@@ -127,14 +127,10 @@ def describe_exchange(layout: Layout) -> list[str]:
     """Describe how the ranks that divide a sequence see each other's keys and values."""
     if layout.context == 1:
         return []
-    if layout.ring:
-        where = "those of attention with a mask (windows, texts end to end), or in fp32 on CUDA devices, are gathered"
-        return [
-            f"keys and values are passed round {layout.context} ranks, none of which keeps those of others; {where}"
-        ]
-    kept = "kept for the backward pass" if layout.checkpointing == "none" else "gathered again in the backward pass"
-    other = f"parallel.context={layout.context}:ring passes them round"
-    return [f"keys and values of {layout.context} ranks are gathered and {kept}; {other}"]
+    how = "passed round; those of attention with a mask, or in fp32 on CUDA devices, are gathered"
+    if not layout.ring:
+        how = f"gathered; parallel.context={layout.context}:ring passes them round"
+    return [f"keys and values of {layout.context} ranks are {how}"]
 
 
 def describe_evaluation(workload: BaseWorkload, order: "Order") -> list[str]:

@@ -195,13 +195,13 @@ def open_rank_session(
     from paceline.trainer.context import RunContext
 
     main, log = rank_info.rank == 0, log_line if show and rank_info.rank == 0 else ignore_log
-    full = spec.train.checkpoint_format == "full"
-    with (
-        _hold_lock(run, log, spec.parallel.timeout_s),
-        heartbeat_scope(run.heartbeats, rank_info, spec.parallel.timeout_s) as beat,
-        EventWriter(run.events_file(rank_info.rank)) as events,
-        closing(CheckpointWriter(run.checkpoints, spec.train.keep, full)) as checkpoints,
-    ):
+    full, timeout_s = spec.train.checkpoint_format == "full", spec.parallel.timeout_s
+    with ExitStack() as held:
+        if run.lock_fds is None:  # else its launcher holds the lock
+            broadcast_from_main(lambda: held.enter_context(run.lock(log, timeout_s / 2)).remove_heartbeats())
+        beat = held.enter_context(heartbeat_scope(run.heartbeats, rank_info, timeout_s))
+        events = held.enter_context(EventWriter(run.events_file(rank_info.rank)))
+        checkpoints = held.enter_context(closing(CheckpointWriter(run.checkpoints, spec.train.keep, full)))
         session: RankSession | None = None
         try:
             raise_on_all(check_shared_folder(run, rank_info))
@@ -228,17 +228,6 @@ def open_rank_session(
             raise cause from error
     if show and session.ended:
         _show_end(run, session.ended, log, brief=show == "progress")
-
-
-@contextmanager
-def _hold_lock(run: RunDir, log: LogFn, timeout_s: float) -> Iterator[None]:
-    """Hold the run's lock on the main rank, unless its launcher does; else all raise."""
-    from paceline.launch.process_group import broadcast_from_main
-
-    with ExitStack() as held:
-        if run.lock_fds is None:
-            broadcast_from_main(lambda: held.enter_context(run.lock(log, timeout_s / 2)).remove_heartbeats())
-        yield
 
 
 def check_shared_folder(run: RunDir, rank_info: RankInfo) -> RunFailed | None:

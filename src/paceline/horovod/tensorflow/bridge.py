@@ -168,13 +168,6 @@ class DistributedGradientTape:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tape, name)
 
-    def __enter__(self) -> DistributedGradientTape:
-        self._tape.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._tape.__exit__(*error)
-
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
         """Return the gradients of all ranks, averaged and sent as one message."""
         gradients = self._tape.gradient(target, sources, output_gradients, **options)

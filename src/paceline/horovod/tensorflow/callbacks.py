@@ -71,18 +71,11 @@ class LearningRateScheduleCallback(Callback):
         inside = self.start_epoch <= self.epoch and (self.end_epoch is None or self.epoch < self.end_epoch)
         if inside and (batch == 0 or not self.staircase):
             part = 0.0 if self.staircase or not self.steps_per_epoch else batch / self.steps_per_epoch
-            set_learning_rate(self.model.optimizer, self.initial_lr * self.multiplier(self.epoch + part))
+            self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(self.epoch + part)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
             logs["lr"] = float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
-
-
-def set_learning_rate(optimizer: Any, value: float) -> None:
-    if hasattr(optimizer.learning_rate, "assign"):
-        optimizer.learning_rate.assign(value)
-    else:
-        optimizer.learning_rate = value
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
