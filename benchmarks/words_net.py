@@ -6,13 +6,13 @@ import re
 import zlib
 from itertools import pairwise
 
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline import Workload, class_sums
 from paceline.config import Section, field
+from paceline.data import read_table
 
 PLACES, MOST = 1 << 15, 512
 
@@ -46,10 +46,9 @@ class Words(Workload):
 
     def data(self, split: str) -> tuple[Tensor, Tensor]:
         data = self.spec.data
-        file = data.path if split == "train" else data.test_path
-        table = pd.read_csv(file, dtype=str, keep_default_na=False).map(str.strip)
-        ids = torch.tensor([places(text) for text in table[data.text]])
-        return ids, torch.tensor([self.classes().index(name) for name in table[data.label]])
+        table = read_table(data.path if split == "train" else data.test_path)
+        ids = torch.tensor([places(text) for text in table.texts(data.text)])
+        return ids, torch.as_tensor(table.codes({data.label: self.classes()})[:, 0])
 
     def model(self) -> nn.Module:
         return Weights(len(self.classes()))

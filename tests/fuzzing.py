@@ -22,7 +22,7 @@ from paceline.convert.adopt import adopt
 from paceline.data.corpora import tokenizer as bpe
 from paceline.data.corpora.labelled import LabelledTable
 from paceline.data.corpora.tokenised import Vocabulary
-from paceline.data.tables import iter_rows
+from paceline.data.tables import read_table
 from paceline.errors import PacelineError
 from paceline.hardware.catalogue import parse_cluster
 from paceline.io.files import hash_value, read_bytes
@@ -261,7 +261,7 @@ def read_labelled(folder, kind):
 
 
 def read_texts(folder, kind):
-    return read_labelled(folder, kind), list(iter_rows(folder / f"t.{kind}", kind))
+    return read_labelled(folder, kind), read_table(folder / f"t.{kind}").texts("text")
 
 
 def write_parquet(folder, name, columns):

@@ -3,13 +3,13 @@
 import json
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from paceline import Workload, class_sums
 from paceline.config import Section, field
+from paceline.data import read_table
 
 MOST_CUTS = 128
 
@@ -35,7 +35,8 @@ class Coding:
     @classmethod
     def of(cls, table, label):
         means, spreads, cuts, words = {}, {}, {}, {}
-        for name, texts in table.items():
+        for name in table.columns:
+            texts = table.texts(name)
             values = numbers(texts)
             if name == label:
                 continue
@@ -46,7 +47,7 @@ class Coding:
                 known = np.unique(values)
                 shares = np.linspace(0, 1, MOST_CUTS + 2)[1:-1]
                 cuts[name] = (known[1:] if len(known) <= MOST_CUTS else np.quantile(known, shares)).tolist()
-        return cls(means, spreads, cuts, words, sorted(set(table[label])))
+        return cls(means, spreads, cuts, words, sorted(set(table.texts(label))))
 
     @property
     def width(self):
@@ -85,16 +86,17 @@ class TableNet(Workload):
         return self._coding
 
     def table(self, path):
-        found = pd.read_csv(path, dtype=str, keep_default_na=False).map(str.strip)
-        return {name: found[name].tolist() for name in found.columns if name not in self.spec.data.ignore}
+        found = read_table(path)
+        found.columns = {name: values for name, values in found.columns.items() if name not in self.spec.data.ignore}
+        return found
 
     def keep(self, folder):
         (folder / "coding.json").write_text(json.dumps(vars(self.coding)))
 
     def data(self, split):
         table = self.table(self.spec.data.path if split == "train" else self.spec.data.test_path)
-        labels = np.array([self.coding.classes.index(name) for name in table[self.spec.data.label]])
-        return self.coding.matrix(table), labels
+        labels = table.codes({self.spec.data.label: self.coding.classes})[:, 0]
+        return self.coding.matrix({name: table.texts(name) for name in table.columns}), labels
 
     def model(self):
         wide, half = self.spec.model.width, self.spec.model.width // 2

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.config.sections import TableData
 from paceline.data.files import invalid_data, invalid_format, read_beginning
-from paceline.data.npz import open_npz
+from paceline.data.npz import open_npz, read_npz_heads
 from paceline.data.order import derive_key, draw_fractions
 from paceline.data.tables import check_columns, check_table, format_label, open_parquet
 from paceline.errors import UserError, get_first_line, missing_value, not_installed, reject_value
@@ -64,13 +64,15 @@ class TableSource:
 
 
 def open_tables(data: TableData, heads_only: bool = False) -> tuple[TableSource, TableSource | None]:
-    """Return the training table, and the test table if there is one. `heads_only`: guess types by the first rows."""
+    """Return the training table, and the test table if there is one. `heads_only`: only the first rows of arrays."""
     if data.path is None:
         if data.test_path is not None:
             raise missing_value("data.path", f"data.test_path={data.test_path} needs it")
         return _open_synthetic(data), None
     path, kind = check_table(data.path, "data.path", KINDS)
     if kind == "npz":
+        if heads_only:
+            return _open_npz_heads(path)
         with open_npz(path) as file:
             return _open_arrays(path, {name: file[name] for name in file.files})
     train = _open_arrow(path, kind, "data.path", data, heads_only)
@@ -87,6 +89,23 @@ def encode_words(values: Sequence[Any] | np.ndarray) -> Words:
     words, codes = np.unique(np.asarray(values, str), return_inverse=True)
     known = ~np.isin(words, MISSING_VALUES)
     return Words(np.where(known, np.cumsum(known) - 1, -1)[codes], words[known].tolist())
+
+
+def _open_npz_heads(path: Path) -> tuple[TableSource, TableSource | None]:
+    heads = read_npz_heads(path, HEAD_BYTES)
+    found = {name: head.first for name, head in heads.items()}
+    for name in {"X", "X_test"} & heads.keys():
+        shape = heads[name].shape
+        if len(shape) == 2 and not len(found[name]):  # stored by columns: take numbers that all differ instead
+            rows = min(shape[0], max(1, HEAD_BYTES // 8 // max(1, shape[1])))
+            found[name] = np.arange(rows * shape[1], dtype=np.float32).reshape(rows, shape[1])
+    for end in ("", "_test"):
+        here = [key + end for key in ARRAYS if key + end in found]
+        rows = min((len(found[name]) for name in here if heads[name].shape), default=0)
+        found |= {name: found[name][:rows] for name in here}
+    train, test = _open_arrays(path, found)
+    sizes = [heads[name].shape[0] for name in ("X", "X_test") if name in heads]
+    return replace(train, rows=lambda: sizes[0]), None if test is None else replace(test, rows=lambda: sizes[1])
 
 
 def _open_arrays(path: Path, found: Mapping[str, np.ndarray]) -> tuple[TableSource, TableSource | None]:
@@ -115,15 +134,15 @@ def _from_arrays(path: Path, given: Mapping[str, np.ndarray | None], end: str, n
     if len(columns) != X.shape[1]:
         raise reject(f"there are {len(columns)} names for {X.shape[1]} columns of X{end}")
 
-    def beginning(rows: int) -> Iterator[Block]:
-        for first in range(0, min(rows, len(X)), BLOCK_ROWS):
-            some = slice(first, min(rows, first + BLOCK_ROWS))
+    def blocks() -> Iterator[Block]:
+        for first in range(0, len(X), BLOCK_ROWS):
+            some = slice(first, first + BLOCK_ROWS)
             block: dict[str, Column] = {c: X[some, j].astype(np.float32) for j, c in enumerate(columns)}
             for name, array in beside.items():
                 block[name] = encode_words(array[some]) if array.dtype.kind in "US" else array[some].astype(np.float64)
             yield block
 
-    return TableSource(str(path), [*columns, *beside], partial(beginning, len(X)), beginning, lambda: len(X))
+    return TableSource(str(path), [*columns, *beside], blocks, lambda rows: blocks(), lambda: len(X))
 
 
 def _open_arrow(

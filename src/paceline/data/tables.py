@@ -1,4 +1,4 @@
-"""Read tables (csv, tsv, jsonl, Parquet; text may be gzip): all rows, or chosen columns, one row at a time."""
+"""Read tables (csv, tsv, jsonl, Parquet; text may be gzip): all rows, or chosen columns, one row or batch at a time."""
 
 import csv
 import json
@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.data.files import check_file, invalid_format, iter_lines
+import numpy as np
+
+from paceline.data.files import check_file, invalid_data, invalid_format, iter_lines
 from paceline.errors import UserError, did_you_mean, get_first_line, join_names, not_installed
 from paceline.io.files import check_regular
 
@@ -46,8 +48,8 @@ def locate_row(file: Path, kind: str, number: int) -> str:
     return f"{file} {'line' if kind == 'jsonl' else 'row'} {number}"
 
 
-def iter_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield every row by column name."""
+def iter_rows(file: Path, kind: str, names: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield every row by column name. `names` are the columns of a csv or tsv file without a header."""
     if kind == "parquet":
         with open_parquet(file) as opened:
             for batch in opened.iter_batches(PARQUET_BATCH_ROWS, use_threads=False):
@@ -55,7 +57,7 @@ def iter_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
     elif kind == "jsonl":
         yield from (row for _, row in iter_json_objects(file))
     else:
-        header, records = open_csv(file, kind)
+        header, records = open_csv(file, kind, names)
         for number, fields in records:
             if len(fields) != len(header):
                 raise _row_length_error(file, number, fields, header)
@@ -146,6 +148,77 @@ def open_parquet(path: Path, streamed: bool = False) -> Iterator[Any]:
     except (pyarrow.ArrowException, OSError) as error:
         reason = get_first_line(error)
         raise UserError(f"{path}: not a readable Parquet file ({reason}); copy it again", code="unreadable") from None
+
+
+class Columns:
+    """A table in memory, by column; row i of each column belongs to sample i."""
+
+    def __init__(self, path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+        self.path, self.columns = path, columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def texts(self, name: str) -> list[str]:
+        return ["" if value is None else _format_value(value) for value in self._require_column(name)]
+
+    def numbers(self, *names: str) -> np.ndarray:
+        return np.stack([self._parse_numbers(name) for name in names], axis=1)
+
+    def categories(self, *names: str) -> dict[str, list[str]]:
+        return {name: sorted(set(self.texts(name))) for name in names}
+
+    def codes(self, categories: Mapping[str, Sequence[str]]) -> np.ndarray:
+        """Return columns as the index of each text among its categories, those of the training split for all splits."""
+        return np.stack([self._parse_categories(name, words) for name, words in categories.items()], axis=1)
+
+    def _parse_categories(self, name: str, words: Sequence[str]) -> np.ndarray:
+        index = {word: number for number, word in enumerate(words)}
+        texts = self.texts(name)
+        for row, text in enumerate(texts, 1):
+            if text not in index:
+                unknown = f"not one of {len(index)} categories{did_you_mean(text, index)}"
+                raise invalid_data(f"{self.path} row {row}: {name!r} is {text!r}, {unknown}", name)
+        return np.array([index[text] for text in texts], np.int64)
+
+    def _parse_numbers(self, name: str) -> np.ndarray:
+        numbers = np.empty(len(self), np.float32)
+        for row, value in enumerate(self._require_column(name)):
+            try:
+                number = float(value)
+            except (TypeError, ValueError, OverflowError):
+                number = math.nan
+            if not math.isfinite(number):
+                given = "missing" if value in (None, "") else f"{value!r:.60}"
+                raise invalid_data(f"{self.path} row {row + 1}: {name!r} is {given}, expected a number", name)
+            numbers[row] = number
+        return numbers
+
+    def _require_column(self, name: str) -> Sequence[Any]:
+        check_columns({"": name}, self.columns, self.path)
+        return self.columns[name]
+
+
+def read_table(path: str | Path, names: Sequence[str] | None = None) -> Columns:
+    """Read a whole table into memory. `names` are the columns of a csv or tsv file without a header."""
+    file, kind = check_table(Path(path), "read_table")
+    columns: dict[str, list[Any]] = {}
+    for before, row in enumerate(iter_rows(file, kind, names)):
+        if kind in ("csv", "tsv"):
+            row = {name.strip(): value.strip() for name, value in row.items()}
+        for name in row:
+            if name not in columns:
+                columns[name] = [None] * before
+        for name, column in columns.items():
+            column.append(row.get(name))
+    if not columns:
+        raise invalid_data(f"{file}: there are no rows")
+    return Columns(file, columns)
+
+
+def _format_value(value: Any) -> str:
+    """Format a value so that 3 is the same text from every kind of file."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def format_label(value: Any) -> str:
