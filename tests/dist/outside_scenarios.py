@@ -110,13 +110,10 @@ def three_ranks() -> None:
     dist.init_process_group("gloo", world_size=3)
 
 
-def ddp(**options: Any) -> None:
+def ddp() -> None:
     """Accumulates gradients and writes its weights after each step, with which it may end."""
     dist.init_process_group("gloo")
-    inner = model()
-    if "find_unused_parameters" in options:
-        inner.register_parameter("unused", nn.Parameter(torch.ones(3)))
-    net = nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.001, **options)
+    net = nn.parallel.DistributedDataParallel(model(), bucket_cap_mb=0.001)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for number, (x,) in zip(range(STEPS + 1), loader(), strict=False):
         optimizer.zero_grad()
@@ -159,11 +156,10 @@ SCENARIOS = {
     **{script.__name__: Scenario(script) for script in ALONE},
     **{script.__name__: Scenario(script, ranks=2) for script in ON_TWO_RANKS},
     "each_by_itself": Scenario(wrapped_optimizer, ranks=2),
-    "unused": Scenario(lambda: ddp(find_unused_parameters=True), ranks=2),
     "accelerate": Scenario(lambda: example("accelerate")),
     "lightning": Scenario(lambda: example("lightning")),
 }
-SCENARIOS |= {f"{name}_alone": SCENARIOS[name] for name in ("ddp", "unused", "accelerate", "lightning")}
+SCENARIOS |= {f"{name}_alone": SCENARIOS[name] for name in ("ddp", "accelerate", "lightning")}
 
 
 def be_a_rank(name: str, scenario: Scenario, rank: int, port: int, folder: Path) -> int:

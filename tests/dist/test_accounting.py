@@ -37,7 +37,7 @@ def counts(result):
     return result.weights()["w"].round(decimals=4).tolist()
 
 
-@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, "null"), (1, 3), (2, "null"), (3, "null"), (3, 2)])
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 3), (2, "null"), (3, 2)])
 def test_three_epochs_use_every_sample_three_times(run_file, tmp_path, ranks, micro_batch):
     spec = load(run_file, [f"parallel.ranks={ranks}", f"parallel.micro_batch={micro_batch}"])
     result = train(spec, tmp_path / "runs", show=False)
@@ -45,7 +45,7 @@ def test_three_epochs_use_every_sample_three_times(run_file, tmp_path, ranks, mi
     assert result.summary.trained.samples == 303
 
 
-@pytest.mark.parametrize(("first", "then"), [(2, 3), (3, 1), (1, 2)])
+@pytest.mark.parametrize(("first", "then"), [(2, 3), (3, 1)])
 def test_a_kill_and_a_resume_on_another_number_of_ranks_lose_and_repeat_nothing(run_file, tmp_path, first, then):
     arguments = [str(run_file), f"parallel.ranks={first}", "--out", str(tmp_path / "runs")]
     slowly = {**os.environ, "PYTHONPATH": str(HERE), QUICK_PASSES: "10"}

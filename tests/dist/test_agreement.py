@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from disagreeing import FILES, ROWS, TABLE, TEXTS, TOPICS, TRAIN, TREES, WORKLOAD, write_files
+from disagreeing import FILES, ROWS, TABLE, TEXTS, TOPICS, TRAIN, TREES, write_files
 from paceline import train
 from paceline.config import build_spec
 from paceline.errors import PacelineError
@@ -18,10 +18,8 @@ from results import expect_error
 CASES = {
     "same": (TRAIN, {}, {}, ""),
     "train.lr": (TRAIN, {"run.yaml": FILES["run.yaml"].replace("0.01", "0.02")}, {}, "train.lr"),
-    "code": (TRAIN, {"w.py": WORKLOAD + "\n# changed\n"}, {}, "w.py"),
     "imported code": (TRAIN, {"beside.py": "SCALE = 1.5\n"}, {}, "beside.py"),
     "rows": (TRAIN, ROWS, {}, "the samples"),
-    "fewer rows": (TRAIN, {"rows.csv": FILES["rows.csv"].replace("7,1,2\n", "")}, {}, "the number of samples"),
     "environment": (TRAIN, {}, {"MKL_CBWR": "COMPATIBLE"}, "MKL_CBWR"),
     "script": (("train", "script.yaml"), ROWS, {}, "the samples"),
     "trees": (TREES, TABLE, {}, "data"),

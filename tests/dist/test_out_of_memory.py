@@ -28,25 +28,11 @@ def test_smaller_passes_have_the_same_answer(small, ranks, micro_batch, full, tm
     assert RunDir(result.path).spec().parallel.micro_batch == micro_batch, "and so it goes on if it is resumed"
 
 
-@pytest.fixture
-def launched(monkeypatch):
-    def of(ranks):
-        place = {"RANK": "0", "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": ranks}
-        for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
-            monkeypatch.setenv(name, value)
-
-    return of
-
-
-def test_under_a_launcher_its_number_of_ranks_is_planned(small, tmp_path, launched):
-    launched("2")
-    with pytest.raises(OutOfMemory, match=r"parallel\.micro_batch=6 "):
-        paceline.train(small.replace({**SPEC, "workload": f"{Path(hungry.__file__)}:NoRoom"}), tmp_path)
-
-
-def test_under_a_launcher_who_starts_the_ranks_again_goes_on_in_smaller_passes(small, full, tmp_path, launched):
+def test_under_a_launcher_who_starts_the_ranks_again_goes_on_in_smaller_passes(small, full, tmp_path, monkeypatch):
     """As requeued jobs and restarted pods do."""
-    launched("1")
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     spec = small.replace({**SPEC, "train.on_oom": "retry"})
     for micro_batch in (12, 6):
         with pytest.raises(OutOfMemory, match=f"micro_batch={micro_batch} "):
