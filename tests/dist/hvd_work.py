@@ -21,7 +21,6 @@ def collectives():
     hvd.allreduce_(in_place, op=hvd.Sum)
     hvd.broadcast_(root, 1)
     handle = hvd.allreduce_async(mine, op=hvd.Max)
-    parts, counts = hvd.alltoall(torch.arange(n * (r + 1)), splits=torch.tensor([r + 1] * n, dtype=torch.int32))
     return {
         "place": (r, n, hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.is_initialized()),
         "average": hvd.allreduce(mine),
@@ -38,7 +37,6 @@ def collectives():
         "gathered": hvd.allgather(torch.full((r + 1, 2), r)),
         "gathered numbers": hvd.allgather(torch.tensor(r)),
         "from one": (hvd.broadcast(mine, 2), root),
-        "exchanged": (parts, counts),
         "objects": (hvd.allgather_object({"rank": r}), hvd.broadcast_object([r], root_rank=1)),
         "misfits": [misfit(call) for call in unequal_calls(r)],
     }
@@ -83,7 +81,6 @@ def gradients():
         "average": of(hvd.allreduce),
         "gather": of(hvd.allgather),
         "broadcast": of(lambda x: hvd.broadcast(x, 1)),
-        "exchange": of(hvd.alltoall),
     }
 
 

@@ -48,15 +48,12 @@ def test_collectives_answer_as_horovod_does():
     for rank, found in enumerate(run_ranks(collectives, (), 3)):
         assert {name: found[name] for name, value in expected.items() if not same(found[name], value)} == {}
         assert found["place"] == (rank, 3, rank, 3, 0, 1, True)
-        sent = [torch.arange(rank * (r + 1), (rank + 1) * (r + 1)) for r in range(3)]
-        assert same(found["exchanged"], (torch.cat(sent), torch.tensor([1, 2, 3], dtype=torch.int32)))
         assert found["misfits"][0].startswith("the tensors differ between ranks")
         assert all("rank 1 gives" in message for message in found["misfits"][1:])
 
 
 def test_gradients_go_through_collectives():
     same = {"sum": [3.0, 3.0], "average": [1.5, 1.5], "gather": [1.5, 1.5]}
-    same |= {"exchange": [1.0, 2.0]}
     assert run_ranks(gradients, (), 2) == [{**same, "broadcast": [0.0, 0.0]}, {**same, "broadcast": [1.5, 1.5]}]
 
 

@@ -14,8 +14,6 @@ from paceline.horovod.collectives import allreduce as allreduce
 from paceline.horovod.collectives import allreduce_ as allreduce_
 from paceline.horovod.collectives import allreduce_async as allreduce_async
 from paceline.horovod.collectives import allreduce_async_ as allreduce_async_
-from paceline.horovod.collectives import alltoall as alltoall
-from paceline.horovod.collectives import alltoall_async as alltoall_async
 from paceline.horovod.collectives import broadcast as broadcast
 from paceline.horovod.collectives import broadcast_ as broadcast_
 from paceline.horovod.collectives import broadcast_async as broadcast_async
@@ -33,6 +31,8 @@ from paceline.horovod.optimizer import DistributedOptimizer as DistributedOptimi
 from paceline.horovod.world import HorovodInternalError as HorovodInternalError
 from paceline.horovod.world import ProcessSet as ProcessSet
 from paceline.horovod.world import add_process_set as add_process_set
+from paceline.horovod.world import alltoall as alltoall
+from paceline.horovod.world import alltoall_async as alltoall_async
 from paceline.horovod.world import barrier as barrier
 from paceline.horovod.world import ccl_built as ccl_built
 from paceline.horovod.world import cross_rank as cross_rank

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import UserError
-from paceline.horovod.world import barrier_group, in_flight, raise_no_adasum, rank, size
+from paceline.horovod.world import barrier_group, in_flight, raise_no_adasum, size
 from paceline.launch.process_group import gather_objects
 
 T = TypeVar("T")
@@ -210,18 +210,6 @@ def start_broadcast(tensor: Tensor, root_rank: int) -> Handle[Tensor]:
     sent = _cast_sendable(tensor.detach().clone(memory_format=torch.contiguous_format))
     works = [dist.broadcast(sent, root_rank, async_op=True)] if size() > 1 else []
     return Handle(works, lambda: sent.to(tensor.dtype))
-
-
-def start_alltoall(tensor: Tensor, to: list[int]) -> Handle[tuple[Tensor, Tensor]]:
-    mine = tensor.detach()
-    if size() == 1:
-        return Handle([], lambda: (mine.clone(), torch.tensor(to, dtype=torch.int32)))
-    gather_row_counts(mine)
-    counts = [rows[rank()] for rows in gather_objects(to, barrier_group())]
-    sent = _cast_sendable(mine.contiguous())
-    received = sent.new_empty((sum(counts), *mine.shape[1:]))
-    work = dist.all_to_all_single(received, sent, counts, to, async_op=True)
-    return Handle([work], lambda: (received.to(mine.dtype), torch.tensor(counts, dtype=torch.int32)))
 
 
 def _cast_sendable(tensor: Tensor) -> Tensor:

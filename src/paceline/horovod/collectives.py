@@ -13,15 +13,13 @@ from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 import torch
 from torch import Tensor
 
-from paceline.errors import UserError
 from paceline.horovod import async_ops as ops
 from paceline.horovod.async_ops import Average, Compression, Handle, Operation, ReduceRule, Sum
-from paceline.horovod.world import AnySet, ProcessSet, rank, require_global_set, size
+from paceline.horovod.world import AnySet, ProcessSet, rank, require_global_set
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Name = str | None
-Splits = Tensor | Sequence[int] | None
 Compress = type[ops.Compressor]
 
 
@@ -132,39 +130,6 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: Name = None, process_s
     return ops.start_named("broadcast", name, lambda: ops.start_broadcast(tensor, root_rank))
 
 
-def alltoall(
-    tensor: Tensor, splits: Splits = None, name: Name = None, process_set: AnySet = None
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Exchange rows between all ranks; with `splits` (rows per receiver), also return rows per sender."""
-    require_global_set(process_set)
-    received, counts = ops.start_alltoall(tensor, _resolve_splits(tensor, splits)).wait()
-    to = counts.tolist()
-    received = _attach_gradient(tensor, received, lambda grad: ops.start_alltoall(grad, to).wait()[0])
-    if splits is None:
-        return received
-    return received, counts.to(splits.device) if isinstance(splits, Tensor) else counts
-
-
-def alltoall_async(
-    tensor: Tensor, splits: Splits = None, name: Name = None, process_set: AnySet = None
-) -> Handle[Tensor] | Handle[tuple[Tensor, Tensor]]:
-    require_global_set(process_set)
-    handle = ops.start_alltoall(tensor, _resolve_splits(tensor, splits))
-    return handle if splits is not None else Handle(handle.works, lambda: handle.wait()[0])
-
-
-def _resolve_splits(tensor: Tensor, splits: Splits) -> list[int]:
-    """Return the rows for each receiver."""
-    if splits is None:
-        if len(tensor) % size():
-            raise UserError(f"{len(tensor)} rows cannot be divided evenly over {size()} ranks; give splits=")
-        return [len(tensor) // size()] * size()
-    to = [int(count) for count in splits]
-    if len(to) != size() or sum(to) != len(tensor) or min(to) < 0:
-        raise UserError(f"splits={to} do not divide {len(tensor)} rows over {size()} ranks; they must add up to them")
-    return to
-
-
 def _in_place(
     start: Callable[Concatenate[Tensor, P], Handle[Tensor]],
 ) -> Callable[Concatenate[Tensor, P], Handle[Tensor]]:
@@ -189,14 +154,9 @@ def _blocking(start: Callable[P, Handle[T]]) -> Callable[P, T]:
     return call
 
 
-def _grouped(start: Callable[Concatenate[Tensor, P], T]) -> Callable[Concatenate[Sequence[Tensor], P], list[T]]:
-    """Return a collective of several tensors."""
-
-    @functools.wraps(start)
-    def call(tensors: Sequence[Tensor], *args: P.args, **options: P.kwargs) -> list[T]:
-        return [start(tensor, *args, **options) for tensor in tensors]
-
-    return call
+def grouped_allreduce(tensors: Sequence[Tensor], *args: Any, **options: Any) -> list[Tensor]:
+    """Return what `allreduce` of each tensor does."""
+    return [allreduce(tensor, *args, **options) for tensor in tensors]
 
 
 def _grouped_async(
@@ -220,4 +180,4 @@ def _grouped_async(
 allreduce_async_, broadcast_async_ = _in_place(allreduce_async), _in_place(broadcast_async)
 allreduce_, broadcast_ = _blocking(allreduce_async_), _blocking(broadcast_async_)
 grouped_allreduce_async, grouped_allreduce_async_ = _grouped_async(allreduce_async), _grouped_async(allreduce_async_)
-grouped_allreduce, grouped_allreduce_ = _grouped(allreduce), _blocking(grouped_allreduce_async_)
+grouped_allreduce_ = _blocking(grouped_allreduce_async_)

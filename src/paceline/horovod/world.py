@@ -42,6 +42,7 @@ def _reject(what: str, instead: str) -> Callable[..., NoReturn]:
     return call
 
 
+alltoall = alltoall_async = _reject("alltoall", "use torch.distributed.all_to_all_single")
 reducescatter = reducescatter_async = _reject("reducescatter", "use torch.distributed.reduce_scatter_tensor")
 join = _reject("join", "give every rank the same number of batches: torch's DistributedSampler does")
 sparse_allreduce_async = _reject("sparse_allreduce_async", "use hvd.allreduce(tensor.to_dense())")

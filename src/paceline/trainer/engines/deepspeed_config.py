@@ -178,11 +178,10 @@ def _parse_number(name: str, value: Any) -> Any:
     if value == AUTO or (value is None and name.endswith(MAY_BE_NULL)):
         return value
     try:
-        number = math.nan if isinstance(value, bool) else value if isinstance(value, int | float) else float(value)
-        finite = math.isfinite(number)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        finite = False
-    if not finite:
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError(f"{name}: {value!r:.40} is not a number")
     if name.rsplit(".", 1)[-1] not in TABLES["integers"]:
         return number
