@@ -24,8 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if how.keys() == {"help"}:
             how["action"] = "store_true"
         parser.add_argument(*names.split(), **how)
-    for name, (_, what) in registry.list_plan_options().items() if verb == "plan" else ():
-        parser.add_argument(name, dest=what.key, metavar=what.metavar, help=what.help)
 
 
 def load_spec(words: Sequence[str], verb: str) -> "RunSpec":

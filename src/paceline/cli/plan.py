@@ -19,42 +19,30 @@ if TYPE_CHECKING:
     from paceline.planner.plan import Plan
 
 
-PAGE_OPTIONS = "samples tokens mtbf restart price spot_price budget min_efficiency calibration"
+PAGE_OPTIONS = "samples tokens mtbf restart price spot_price budget min_efficiency calibration hf lora"
+HF_WORKLOAD = "transformers"
 
 
-def build_spec_from_options(args: Namespace) -> "RunSpec | None":
-    """Build the run that options describe instead of a run file; None if there are no such options."""
-    known = registry.list_plan_options()
-    given = {
-        option: str(vars(args)[what.key]) for option, (_, what) in known.items() if vars(args)[what.key] is not None
-    }
-    if not given:
+def build_hf_spec(args: Namespace) -> "RunSpec | None":
+    """Build the run that `--hf` describes instead of a run file; None without it."""
+    if args.hf is None:
+        if args.lora is not None:
+            raise option_error("--lora", "it needs --hf; with a run file, type  model.lora_rank=…", "missing-value")
         return None
-    option = next(iter(given))
-    workload, what = known[option]
-    entry = registry.find_entry(workload)
-    first = next(iter(entry.plan_options))
-    if first not in given:
-        problem = f"{option} needs {first}; with a run file, type  {what.key}=…"
-        raise UserError(problem, code="missing-value", key=option)
     if files := [word for word in args.words if "=" not in word]:
-        message = f"{first} replaces a run file, and {files[0]!r} was given too; leave one of them out"
-        raise UserError(message, code="conflict", key=first)
+        raise option_error("--hf", f"it replaces a run file, and {files[0]!r} was given too; leave one out", "conflict")
     if args.emit:
-        raise option_error("--emit", f"launch files start a run file, not {first}; write one with these", "conflict")
+        raise option_error("--emit", "launch files start a run file, not --hf; write one with these", "conflict")
     from paceline.config import COMMAND_LINE, build_spec, parse_overrides
-    from paceline.config.registry import import_object
     from paceline.config.run_file import set_nested
 
-    values: dict[str, Any] = {"name": workload, "workload": workload}
-    settings = {**parse_overrides(args.words), **{known[name][1].key: value for name, value in given.items()}}
-    origins, config = dict.fromkeys(settings, COMMAND_LINE), given[first]
-    if entry.plan_defaults:
-        suggested = import_object(entry.plan_defaults)(config)
-        settings, origins = {**suggested, **settings}, {**dict.fromkeys(suggested, config), **origins}
-    for key, value in settings.items():
+    options = {"model.config": args.hf, "model.lora_rank": args.lora}
+    typed = {**parse_overrides(args.words), **{key: value for key, value in options.items() if value is not None}}
+    suggested = registry.import_object(registry.find_entry(HF_WORKLOAD).plan_defaults)(args.hf)
+    values: dict[str, Any] = {"name": HF_WORKLOAD, "workload": HF_WORKLOAD}
+    for key, value in {**suggested, **typed}.items():
         set_nested(values, key, value)
-    return build_spec(values, origins)
+    return build_spec(values, {**dict.fromkeys(suggested, args.hf), **dict.fromkeys(typed, COMMAND_LINE)})
 
 
 def run_plan(args: Namespace) -> int:
@@ -62,7 +50,7 @@ def run_plan(args: Namespace) -> int:
     from paceline.planner.compare import Comparison
     from paceline.planner.target import resolve_target
 
-    spec = build_spec_from_options(args) or load_spec(args.words, "plan")
+    spec = build_hf_spec(args) or load_spec(args.words, "plan")
     if args.queue:
         from paceline.cli.jobs import print_queue
 
@@ -143,7 +131,6 @@ def _build_planner(args: Namespace) -> "Callable[[RunSpec, Sequence[int], str], 
 def _page_command(args: Namespace) -> list[str]:
     """Return the command that made the plan, which a page adds its settings to."""
     options = {f"--{name.replace('_', '-')}": name for name in PAGE_OPTIONS.split()}
-    options |= {option: what.key for option, (_, what) in registry.list_plan_options().items()}
     given = {option: vars(args)[key] for option, key in options.items()}
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return ["paceline", "plan", *args.words, *words, *["--spot"] * args.spot]

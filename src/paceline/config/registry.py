@@ -50,15 +50,6 @@ SAMPLE = Verb(
 
 
 @dataclass(frozen=True)
-class PlanOption:
-    """An option of `plan` that sets one key of a workload, to plan it without a run file."""
-
-    key: str
-    metavar: str
-    help: str
-
-
-@dataclass(frozen=True)
 class Traits:
     """What decides how a step of a workload runs."""
 
@@ -105,10 +96,8 @@ class WorkloadEntry:
     """The verb and arguments to type with a finished run; "" if none takes it."""
     new_inputs: str = ""
     """The Python that applies a finished run to new inputs, if `predict` does not."""
-    plan_options: Mapping[str, PlanOption] = field(default_factory=dict)
-    """The first of them is enough for a plan."""
     plan_defaults: str = ""
-    """`plan_defaults(value)` returns the settings that follow from the value of that option."""
+    """`plan_defaults(config)` returns the settings with which `plan --hf CONFIG.json` plans it."""
 
     def sections(self) -> "dict[str, type[Section]]":
         """Return the types of the sections `model` and `data`."""
@@ -203,13 +192,6 @@ def _list_entries() -> Iterator[tuple[str, WorkloadEntry]]:
 def list_workload_verbs() -> dict[str, Verb]:
     """Return the commands that workloads add, by name; of several with one name, the first."""
     return dict(ChainMap(*(dict(entry.verbs) for _, entry in _list_entries())))
-
-
-def list_plan_options() -> dict[str, tuple[str, PlanOption]]:
-    """Return (workload, what it sets) of the options of `plan` that replace a run file, by option."""
-    entries = _list_entries()
-    found = ({option: (name, what) for option, what in entry.plan_options.items()} for name, entry in entries)
-    return dict(ChainMap(*found))
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from paceline.runlog.machine import find_device_handles, load_nvml
 
 FREE_SHARE = 0.9
 MATRIX_SIZE, CPU_MATRIX_SIZE = 8192, 1024
-COPY_ELEMENTS, CPU_COPY_ELEMENTS = 1 << 28, 1 << 24
+COPY_ELEMENTS = 1 << 28
 PEER_BYTES = 64 << 20
 MIN_FREE_BYTES = 4e9
 MEASURED_S, LOADED_S, PEER_S = 0.3, 0.2, 0.05
@@ -170,19 +170,10 @@ def check_peers(context: CheckContext) -> Iterator[CheckResult]:
     yield _result("between devices", found, link, verdict, "nvidia-smi topo -m  shows how they are connected")
 
 
-def check_cores_speed(context: CheckContext) -> Iterator[CheckResult]:
-    """Measure the cores, to compare nodes: there is no data sheet for every processor."""
-    flops_s, bytes_s = measure_core_rates()
-    yield _result("speed of cores", f"products {number(flops_s / 1e9, 3)} GFLOP/s, memory {size(bytes_s)}/s")
-
-
-def measure_core_rates() -> tuple[float, float]:
-    """Return (FLOP/s of products, bytes/s of a copy) of this process, the best of several."""
-    a, source = torch.randn(CPU_MATRIX_SIZE, CPU_MATRIX_SIZE), torch.ones(CPU_COPY_ELEMENTS)
-    target = torch.empty_like(source)
-    works = (lambda: a @ a), (lambda: target.copy_(source))
-    product_s, copy_s = (min(time_stretches(work, MEASURED_S, 0.0, least=3)) for work in works)
-    return 2 * CPU_MATRIX_SIZE**3 / product_s, 2 * source.nbytes / copy_s
+def measure_core_rate() -> float:
+    """Return the FLOP/s of products on this process's cores, the best of several tries."""
+    a = torch.randn(CPU_MATRIX_SIZE, CPU_MATRIX_SIZE)
+    return 2 * CPU_MATRIX_SIZE**3 / min(time_stretches(lambda: a @ a, MEASURED_S, 0.0, least=3))
 
 
 def _device_indices() -> list[int]:

@@ -25,7 +25,6 @@ CHECKS: Mapping[str, Sequence[Check]] = {
         device_checks.check_free_memory,
         device_checks.check_speed,
         device_checks.check_peers,
-        device_checks.check_cores_speed,
     ),
     "network": (
         network_checks.check_own_name,
@@ -39,7 +38,6 @@ CHECKS: Mapping[str, Sequence[Check]] = {
         system_checks.check_open_files,
         system_checks.check_processes,
         system_checks.check_locked_memory,
-        system_checks.check_memory_limit,
         system_checks.check_cores,
     ),
     "data": (system_checks.check_loading,),
@@ -94,7 +92,7 @@ def _check_nodes(rendezvous: Rendezvous, context: CheckContext) -> list[CheckRes
             return found
         versions = rendezvous.gather("versions", system_checks.collect_versions())
         found += system_checks.compare_versions(dict(zip(rendezvous.hosts, versions, strict=True)))
-        rates = [device_checks.measure_core_rates()[0] for _ in range(RATE_TRIES)]  # other programs only lower them
+        rates = [device_checks.measure_core_rate() for _ in range(RATE_TRIES)]  # other programs only lower them
         found += _compare_core_speeds(rendezvous.hosts, rendezvous.gather("cores", max(rates)))
         found += network_checks.check_links(rendezvous)
         found += _check_shared_folder(rendezvous, system_checks.find_existing_folder(context.folder))

@@ -9,14 +9,13 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from paceline.config import RunSpec
@@ -29,9 +28,7 @@ from paceline.runlog.machine import describe_environment
 
 COMPARED_VERSIONS = ("paceline", "python", "torch", "numpy", "tokenizers", "cuda", "nccl", "driver")
 DRIVER = Path("/proc/driver/nvidia/version")
-MIN_FILES, MIN_PROCESSES, MIN_MEMORY_BYTES = 1024, 1024, 2e9
-MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-MEMORY_IN_USE = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+MIN_FILES, MIN_PROCESSES = 1024, 1024
 CORE_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_BYTES, ENOUGH_SHARED_BYTES = 256e6, 1e9
@@ -148,18 +145,6 @@ def check_locked_memory(context: CheckContext) -> Iterator[CheckResult]:
         yield result("matters with InfiniBand alone", Health.NOT_HERE)
 
 
-def check_memory_limit(context: CheckContext) -> Iterator[CheckResult]:
-    total, free = psutil.virtual_memory().total, float(psutil.virtual_memory().available)
-    limit, of = _read_amount(MEMORY_LIMITS), f"of {size(total)}"
-    if limit is not None and limit < total:
-        used = _read_amount(MEMORY_IN_USE) or 0.0
-        free, of = min(free, limit - used), f"of {size(limit)} that the scheduler or container grants"
-    verdict = Health.OK if free >= MIN_MEMORY_BYTES else Health.LOOK
-    remedy = "end other programs, or ask for more:  sbatch --mem=32G …,  docker run --memory=32g …"
-    expected = f"{size(MIN_MEMORY_BYTES)} or more"
-    yield CheckResult("limits", "memory", f"{size(free)} free {of}", expected, verdict, remedy)
-
-
 def check_cores(context: CheckContext) -> Iterator[CheckResult]:
     """Check for a core per rank and thread: more threads take turns and wait for each other."""
     granted = float(len(os.sched_getaffinity(0)))
@@ -177,14 +162,6 @@ def check_cores(context: CheckContext) -> Iterator[CheckResult]:
         verdict = Health.OK if granted >= ranks else Health.LOOK
         remedy = "ask for more:  sbatch --cpus-per-task=4 …,  or start fewer ranks"
         yield CheckResult("limits", "cores", found, "one or more per rank", verdict, remedy)
-
-
-def _read_amount(files: Sequence[Path]) -> float | None:
-    """Read the number in the first of these files that has one."""
-    for file in files:
-        with suppress(OSError, ValueError):
-            return float(file.read_text())  # or "max"
-    return None
 
 
 def check_shared_memory(context: CheckContext) -> Iterator[CheckResult]:

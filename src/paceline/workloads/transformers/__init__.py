@@ -1,6 +1,6 @@
 """Models of the library transformers for the tasks of `sections.py`, from a folder or a config."""
 
-from paceline.config.registry import SAMPLE, PlanOption, Traits, WorkloadEntry
+from paceline.config.registry import SAMPLE, Traits, WorkloadEntry
 
 ENTRY = WorkloadEntry(
     run="paceline.workloads.transformers.workload:TransformersModel",
@@ -10,8 +10,4 @@ ENTRY = WorkloadEntry(
     traits=Traits(equal_layers=True, few_shapes=True, chunks_loss=True),
     plan_defaults="paceline.workloads.transformers.model_files:suggest_settings",
     verbs={"sample": SAMPLE},
-    plan_options={
-        "--hf": PlanOption("model.config", "CONFIG.json", "plan a Hugging Face model from its config alone"),
-        "--lora": PlanOption("model.lora_rank", "RANK", "with --hf: train low-rank adapters of this rank"),
-    },
 )

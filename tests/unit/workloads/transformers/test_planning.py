@@ -180,8 +180,8 @@ def test_no_rank_holds_a_70b_model(lora, tmp_path):
         (["--hf", "FOLDER/named.json"], "num_labels"),
         (["--hf", "FOLDER/wide.json"], "vocab_size"),
         (["--hf", "FOLDER/llama.json"], "has no 'hidden_size'"),
-        (["--lora", "8"], "--lora needs --hf"),
-        (["--hf", "FOLDER/llama.json", "run.yaml"], "--hf replaces a run file"),
+        (["--lora", "8"], "--lora: it needs --hf"),
+        (["--hf", "FOLDER/llama.json", "run.yaml"], "--hf: it replaces a run file"),
         (["--hf", "FOLDER/llama.json", "--lora", "many"], "model.lora_rank: 'many'"),
     ],
 )
