@@ -7,6 +7,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hostile_pages import PAGES, UNSEEN
 from paceline.io.escape import HIDDEN, escape_cell, escape_hidden, escape_values
@@ -16,33 +17,8 @@ from paceline.runlog.events import EventWriter
 from report_runs import make_run
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
-TEXTS = {
-    "accents": "Zoë, e\u0301, Ångström, ½ µs",
-    "spaces": "10\u00a0%, 10\u202f000, \u3000全角",
-    "Chinese": "中文字 㐂",
-    "Korean": "한국어",
-    "Hebrew": "שלום 123",
-    "Arabic": "مرحبا ۱۲۳",
-    "Persian": "می\u200cخواهم",
-    "Hindi": "क्\u200dष, र्\u200d",
-    "emoji": "👍🏽 ❤\ufe0f",
-    "families": "👨\u200d👩\u200d👧\u200d👦 🏳\ufe0f\u200d🌈 👩🏽\u200d⚕\ufe0f",
-    "flags": "🇳🇴",
-    "lines": "one\n\ttwo",
-}
-HIDING = {
-    "\u202egnp.exe": r"\u202egnp.exe",
-    "a\u2066b\u2069": r"a\u2066b\u2069",
-    "pass\u200bword": r"pass\u200bword",
-    "a\u200db": r"a\u200db",
-    "👩\u200d\u200d👩": r"👩\u200d\u200d👩",
-    "❤\ufe0f\ufe0f\ufe01": r"❤\ufe0f\ufe0f\ufe01",
-    "a\ufe0f 1\ufe0f": r"a\ufe0f 1\ufe0f",
-    "می\u200c\u200cخ": "می\\u200c\\u200cخ",
-    "🏴\U000e0041": r"🏴\U000e0041",
-    "\x1b[2J\x9b\r\x7f": r"\x1b[2J\x9b\r\x7f",
-    "\ufeff\u2028\u2029\u3164\u034f\u00ad\ud800\uffff": r"\ufeff\u2028\u2029\u3164\u034f\xad\ud800\uffff",
-}
+SIGNS = yaml.safe_load(Path(__file__).with_name("signs.yaml").read_text(encoding="utf-8"))
+TEXTS, HIDING = SIGNS["stays"], SIGNS["hides"]
 SEEN = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)}
 """Of the signs that format others, those that have a form of their own."""
 

@@ -57,7 +57,7 @@ def test_a_run_from_elsewhere_needs_a_word(verb, made, tmp_path, monkeypatch, as
     spec = [str(run / "spec.yaml")] if verb in ("train", "check", "measure") else [str(run)]
     answer = ask(*verb.split(), *words.get(verb, spec))
     assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "was made by user" in answer.err
+    assert answer.error.code == "not-trusted"
     assert "own.py:Own" in answer.err
     assert not mark.exists()
 

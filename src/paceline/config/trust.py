@@ -87,7 +87,7 @@ def check_trusted(folder: Path, values: Mapping[str, Any], names_from: Path = Pa
     code = find_user_code(values, names_from)
     if code and not _is_made_here(folder, code) and not _trust_file(folder, code).is_file():
         raise UserError(
-            f"{folder} {_describe_maker(folder)}, and this would execute {code[0]}; read that and, if you trust it, "
+            f"{folder} was not made by you here, and this would execute {code[0]}; read that and, if you trust it, "
             f"add  --trust  once, or in Python call  paceline.trust({str(folder)!r})",
             code="not-trusted",
             key=code[0],
@@ -99,12 +99,8 @@ def remember_trust(folder: Path, values: Mapping[str, Any]) -> None:
     if not (code := find_user_code(values)):
         return
     note = _trust_file(folder, code)
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps({"folder": str(folder.resolve()), "code": code}, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        message = f"--trust cannot be stored: {note.parent} cannot be written: {error.strerror}"
-        raise UserError(message, code="not-writable", key="--trust") from None
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps({"folder": str(folder.resolve()), "code": code}, indent=1) + "\n", encoding="utf-8")
 
 
 def _trust_file(folder: Path, code: Sequence[str]) -> Path:
@@ -118,13 +114,6 @@ def _is_made_here(folder: Path, code: Sequence[str]) -> bool:
     if key is None or not isinstance(mark, str) or made.get("code") != list(code):
         return False
     return hmac.compare_digest(mark.encode(errors="replace"), _sign_origin(key, made).encode())
-
-
-def _describe_maker(folder: Path) -> str:
-    made = _read_origin(folder)
-    if not isinstance(host := made.get("host"), str) or not isinstance(user := made.get("user"), int):
-        return "does not say who made it"
-    return f"says that it was made by user {user} on {host}, not by you here"
 
 
 def _read_origin(folder: Path) -> dict[str, Any]:

@@ -191,10 +191,8 @@ def _choose_table(names: tuple[str, ...], values: Mapping[str, object], name: st
     unknown = [key for key in flat if not best.knows(key)]
     if best.marks & keys and len(unknown) <= len(flat) / 2:
         return best
-    shown = ", ".join(map(str, list(values)[:4])) or "nothing"
-    if best.marks & keys:
-        shown = f"{best.tool} does not have {len(unknown)} of {len(flat)}, such as {', '.join(unknown[:3])}"
-    reason = f"{name} is not recognised by its keys ({to_one_line(shown)}); adopt reads {KNOWN}"
+    shown = to_one_line(", ".join(unknown[:4])) or "nothing"
+    reason = f"{name} is not recognised by its keys ({shown}); adopt reads {KNOWN}"
     raise UserError(reason, code="invalid-format", key=name)
 
 
