@@ -2,6 +2,13 @@
 
 from paceline.config import build_spec
 
+LM_FILE = """name: lm
+workload: lm
+model: {{preset: {preset}}}
+data: {{sequence: {sequence}, vocab: 32000}}
+train: {{steps: 1000, global_batch: 64, precision: bf16}}
+"""
+
 
 def lm(preset="7b", batch=256, sequence=2048, vocab=32_000, **more):
     """A language model; what is given of `train` is laid over the usual values."""

@@ -16,14 +16,10 @@ from paceline.planner import emit
 from paceline.planner.emit import HERE_CODE, REQUEUE_CODE, BatchJob, build_batch_script, build_launch_files
 from paceline.planner.plan import plan
 from paceline.trainer.engines import accelerate_config, deepspeed_config
+from plan_specs import LM_FILE
 from results import expect_error
 
-LM = """name: lm
-workload: lm
-model: {preset: 1b}
-data: {sequence: 1024, vocab: 32000}
-train: {steps: 1000, global_batch: 64, precision: bf16}
-"""
+LM = LM_FILE.format(preset="1b", sequence=1024)
 
 
 @pytest.fixture

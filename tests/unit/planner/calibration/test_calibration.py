@@ -134,16 +134,6 @@ def test_a_real_measurement_can_be_planned_with(tmp_path):
     assert plan(docstrings(), "local", [1, 2], calibration=path).chosen is not None
 
 
-@pytest.mark.parametrize("load", [0.0, 1e6])
-def test_a_busy_machine_is_named_before_it_is_measured(load, monkeypatch):
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
-    monkeypatch.setattr(calibrate, "run_ranks", lambda *_: pytest.fail("stop here"))
-    told: list[str] = []
-    with pytest.raises(pytest.fail.Exception):
-        calibrate.calibrate_machine((1,), told.append)
-    assert len(told) == 1 + (load > 0)
-
-
 # ── a CUDA device
 
 RATE, HALF = 600e12, 16.0

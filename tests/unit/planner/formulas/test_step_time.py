@@ -14,7 +14,7 @@ from paceline.hardware.failures import find_slowest
 from paceline.planner.formulas.compute import Roofline, count_fused_scores
 from paceline.planner.formulas.placement import DTYPE_SIZES, GPU_PHYSICS, PHYSICS_TABLE, Placement, Runtime
 from paceline.planner.formulas.shape import ModelShape
-from paceline.planner.formulas.step_time import StepPricer, all_gather_s, all_reduce_s, build_group, exposed_s
+from paceline.planner.formulas.step_time import StepPricer, all_gather_s, all_reduce_s, build_group
 from paceline.planner.training_cost import LengthStats
 
 IDEAL = replace(
@@ -83,12 +83,6 @@ def test_groups_that_cross_nodes_share_the_network():
     assert (pairs.in_node, pairs.nodes) == (1, 2)
     assert pairs.bytes_s == pytest.approx(1600e9 / 8 / 8)
     assert build_group(8, 1, two, IDEAL).nodes == 1
-
-
-def test_overlap_hides_at_most_the_compute_beside_it():
-    assert exposed_s(3.0, 2.0, IDEAL) == 1.0
-    assert exposed_s(3.0, 2.0, IDEAL, overlap=False) == 3.0
-    assert exposed_s(3.0, 9.0, replace(IDEAL, overlap=0.5)) == 1.5
 
 
 def test_the_bubble_is_stages_minus_one_over_passes():

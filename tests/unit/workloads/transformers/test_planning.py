@@ -38,6 +38,13 @@ def saved_config(kind, folder, **more):
     return config, file
 
 
+def write_spec(folder, config, model=None, **values):
+    """The run file of a model of which there is a config alone."""
+    (folder / "config.json").write_text(json.dumps(config))
+    model = {"config": str(folder / "config.json"), **(model or {})}
+    return build_spec({"workload": "transformers", "model": model, **values})
+
+
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_parameters_are_those_of_the_library(kind, tmp_path):
     import transformers
@@ -128,24 +135,20 @@ def test_plan_without_torch(tmp_path):
 
 
 def test_memory_of_frozen_weights(tmp_path):
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(LLAMA_7B))
-    spec = build_spec({"workload": "transformers", "model": {"config": str(file)}, "train": {"global_batch": 8}})
-    found = {}
-    for rank in (0, 8):
-        made = plan(spec.replace({"model.lora_rank": rank}), cluster="8xH200", devices=[1])
-        found[rank] = made.rows[0].price
-    whole, adapted = found[0].memory, found[8].memory
+    spec = write_spec(tmp_path, LLAMA_7B, train={"global_batch": 8})
+    plans = (plan(spec.replace({"model.lora_rank": rank}), cluster="8xH200", devices=[1]) for rank in (0, 8))
+    prices = [found.rows[0].price for found in plans]
+    whole, adapted = (price.memory for price in prices)
     trained = 32 * 8 * (4 * 2 * 4096 + 3 * (4096 + 11008))
     assert adapted.weights_bytes - whole.weights_bytes == 4 * trained
     assert adapted.states_bytes == 8 * trained
     assert whole.states_bytes == 8 * (whole.weights_bytes / 4)
-    assert 1.2 < found[0].step_s / found[8].step_s < 1.6  # two products of three are left
+    assert 1.2 < prices[0].step_s / prices[1].step_s < 1.6  # two products of three are left
 
     half = spec.replace({"model.lora_rank": 8, "train.precision": "bf16"})
     wide = plan(half, cluster="8xH200", devices=[1])
     assert any("frozen weights in fp32" in line for line in wide.cost_model.assumptions)
-    file.write_text(json.dumps({**LLAMA_7B, "dtype": "bfloat16"}))
+    write_spec(tmp_path, {**LLAMA_7B, "dtype": "bfloat16"})
     kept = plan(half, cluster="8xH200", devices=[1])
     products = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008) + 32000 * 4096
     saved = wide.rows[0].price.memory.weights_bytes - kept.rows[0].price.memory.weights_bytes
@@ -155,12 +158,10 @@ def test_memory_of_frozen_weights(tmp_path):
 @pytest.mark.parametrize("lora", [0, 16])
 def test_no_rank_holds_a_70b_model(lora, tmp_path):
     """Layers are gathered in 16 bits, one after the other; nothing of the rest is kept twice."""
-    file = tmp_path / "config.json"
     sides = {"vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672, "num_key_value_heads": 8}
     sides |= {"num_hidden_layers": 80, "num_attention_heads": 64, "dtype": "bfloat16"}
-    file.write_text(json.dumps({**LLAMA_7B, **sides}))
-    values = {"model": {"config": str(file), "lora_rank": lora}, "data": {"sequence": 4096}}
-    spec = build_spec({"workload": "transformers", **values, "train": {"precision": "bf16", "global_batch": 128}})
+    train = {"precision": "bf16", "global_batch": 128}
+    spec = write_spec(tmp_path, {**LLAMA_7B, **sides}, {"lora_rank": lora}, data={"sequence": 4096}, train=train)
     price = plan(spec, cluster="8x8xH100", devices=[64]).rows[0].price
     assert price.layout.strategy in ("fsdp", "hsdp")
     assert not price.tight
@@ -220,10 +221,8 @@ def test_cost_of_experts(tmp_path):
     shared = {**sides, "vocab_size": 32000, "intermediate_size": 14336, "num_experts_per_tok": 2}
     flops = {}
     for kind, experts in (("mistral", 0), ("mixtral", 8), ("mixtral", 16)):
-        file = tmp_path / f"{experts}.json"
-        file.write_text(json.dumps({"model_type": kind, **shared, "num_local_experts": experts}))
-        values = {"workload": "transformers", "model": {"config": str(file)}, "data": {"sequence": 4096}}
-        found = build_cost_model(build_spec(values))
+        config = {"model_type": kind, **shared, "num_local_experts": experts}
+        found = build_cost_model(write_spec(tmp_path, config, data={"sequence": 4096}))
         flops[experts] = found.flops_per_sample
         if experts == 8:
             assert found.params == pytest.approx(46.7e9, rel=0.01)
