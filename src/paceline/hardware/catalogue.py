@@ -143,7 +143,7 @@ def _parse_row(row: Mapping[str, str]) -> Device:
     facts: dict[str, Any] = {name: row[name] for name in ("name", "link", "source", "date")}
     for column, name in COLUMNS.items():
         if row.get(column):
-            facts[name] = float(row[column]) * (GB if "_gb" in column else 1)
+            facts[name] = float(row[column]) * _scale(column)
     return Device(
         **facts,
         flops_s=rates,
@@ -151,6 +151,10 @@ def _parse_row(row: Mapping[str, str]) -> Device:
         synchronous=row["name"].upper().startswith("CPU"),
         mtbf_from=row.get("mtbf_from") or "",
     )
+
+
+def _scale(column: str) -> float:
+    return GB if "_gb" in column else 1.0
 
 
 def find_device(name: str, own: Path | None = None) -> Device:
@@ -276,9 +280,8 @@ class ClusterFile(BaseModel):
     def build_device(self, path: Path) -> Device:
         """Return the catalogue's device with the facts of the file."""
         device = find_device(self.device, path.parent / self.catalogue if self.catalogue else None)
-        changes: dict[str, Any] = {name: gb * GB for key, name in FACTS.items() if (gb := getattr(self, key))}
-        if self.watts:
-            changes["watts"] = self.watts
+        given = {key: value for key in (*FACTS, "watts") if (value := getattr(self, key))}
+        changes: dict[str, Any] = {COLUMNS[key]: _scale(key) * value for key, value in given.items()}
         if self.tflops:
             changes["flops_s"] = {**device.flops_s, **{kind: rate * TERA for kind, rate in self.tflops.items()}}
         return replace(device, source=f"{device.source}; edited in {path.name}", **changes) if changes else device

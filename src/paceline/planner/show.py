@@ -147,8 +147,8 @@ def _list_conditions(plan: Plan) -> Iterator[str]:
     yield ", ".join(filter(None, (f"{target.name} = {shape}", links, network, price)))
     if calibration := target.calibration:
         yield f"calibrated on {calibration.host}, {calibration.date}: {calibration.file}"
-        if calibration.correction is not None:
-            yield calibration.correction.describe()
+        if (correction := calibration.correction) is not None:
+            yield f"corrected by {correction.origin}, {correction.date}"
     elif target.shared:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if target.note:
@@ -156,12 +156,9 @@ def _list_conditions(plan: Plan) -> Iterator[str]:
     if fixed := plan.cost_model.constraints.describe():
         yield f"Fixed by the run file: {fixed}"
     yield from (f"assumed: {text}" for text in plan.cost_model.assumptions)
-    offloaded = [row.price for row in plan.rows if row.price.layout.offload]
-    if offloaded and offloaded[0].where.cluster.host_bytes is None and not cluster.device.synchronous:
-        most = size(max(p.host_node_bytes for p in offloaded))
-        yield f"* states in host memory: needs {most} per node (not checked: set {HOST} in the cluster file)"
-    elif offloaded:
-        yield "* states in host memory"
+    if offloaded := [row.price for row in plan.rows if row.price.layout.offload]:
+        unchecked = f" (not checked: set {HOST} in the cluster file)" * (cluster.host_bytes is None)
+        yield f"* states in host memory: needs {size(max(p.host_node_bytes for p in offloaded))} per node{unchecked}"
 
 
 def _build_device_table(plan: Plan) -> Table:

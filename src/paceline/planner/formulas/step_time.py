@@ -137,17 +137,8 @@ class StepPricer:
     def roofline(self) -> Roofline:
         return Roofline(self.cluster.device, self.numbers, self.physics)
 
-    @property
-    def local_params(self) -> float:
-        """Of one stage of one part of the tensors, by the bytes they take."""
-        return self._count_local("stored_params")
-
-    @property
-    def local_trained(self) -> float:
-        """Of those, the ones that have gradients."""
-        return self._count_local("trained_params")
-
     def _count_local(self, kind: str) -> float:
+        """Count the parameters of a kind in one stage and one part of the tensors."""
         tensor, pipeline, expert = self.placement.tensor, self.placement.pipeline, self.placement.expert
         counts: list[tuple[BlockShape, float]] = [(b, getattr(b, kind)) for b in self.blocks]
         divided = sum(b.repeat * (count - b.elsewhere(expert)) for b, count in counts) / (tensor * pipeline)
@@ -169,7 +160,7 @@ class StepPricer:
         bubble_s *= ZERO_BUBBLE if placement.schedule == "zero_bubble" else 1.0
         exposed = passes * (stage.travel.exposed_s + per_pass.exposed_s) + per_step.exposed_s
         busy_s = passes * stage.compute_s + exposed + bubble_s
-        owned = self.local_trained / (placement.shards if placement.zero else 1)
+        owned = self._count_local("trained_params") / (placement.shards if placement.zero else 1)
         on_device = placement.offload == "none"
         return StepTime(
             compute_s=passes * stage.compute_s,
@@ -258,11 +249,12 @@ class StepPricer:
         """Price gathers and scatters among shards, in a pass, and the sum of replicas, in a step."""
         placement, numbers, physics = self.placement, self.numbers, self.physics
         shards = build_group(placement.shards, placement.tensor, self.cluster, physics)
-        gather = all_gather_s(self.local_params * numbers.gathered_bytes, shards, physics, self.collectives)
+        stored, trained = (self._count_local(kind) for kind in ("stored_params", "trained_params"))
+        gather = all_gather_s(stored * numbers.gathered_bytes, shards, physics, self.collectives)
         each = placement.reduction.sent_bytes(numbers)
-        scatter = all_gather_s(self.local_trained * each, shards, physics, self.collectives)
+        scatter = all_gather_s(trained * each, shards, physics, self.collectives)
         copies = build_group(placement.replicate, placement.tensor * placement.shards, self.cluster, physics)
-        sent = self.local_trained / placement.shards * each
+        sent = trained / placement.shards * each
         return gather, scatter, all_reduce_s(sent, copies, physics, self.collectives)
 
     def _sharded(self, stage: _Stage) -> tuple[Travel, Travel]:
@@ -278,9 +270,9 @@ class StepPricer:
         everyone = build_group(placement.data * placement.context, placement.tensor, self.cluster, physics)
         reduction, overlap = placement.reduction, placement.runtime.overlap
         if reduction.kind in ("local_sgd", "diloco"):  # weights are averaged every few steps
-            flight = all_reduce_s(self.local_params * numbers.weight_bytes, everyone, physics) / reduction.local_steps
-            return flight, 1.0
-        sent = self.local_trained * reduction.sent_bytes(numbers)
+            weights_bytes = self._count_local("stored_params") * numbers.weight_bytes
+            return all_reduce_s(weights_bytes, everyone, physics) / reduction.local_steps, 1.0
+        sent = self._count_local("trained_params") * reduction.sent_bytes(numbers)
         if reduction.kind == "powersgd":
             sent = sum(b.repeat * _thin_elements(b) for b in self.blocks) * numbers.sent_bytes
         buckets = max(1.0, sent / BUCKET_BYTES) if overlap else 1.0

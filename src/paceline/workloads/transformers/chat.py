@@ -15,7 +15,7 @@ from paceline.data.corpora.documents import DocumentPart, TokenStreams
 from paceline.data.corpora.limited_process import LimitedProcess, encode_spelt
 from paceline.data.corpora.tokenised import SPLITS, BuiltCorpus, TokenisedCorpus
 from paceline.data.corpora.tokenizer import END, ChosenTokenizer, load_tokenizer
-from paceline.data.files import check_file, invalid_data, invalid_format, unreadable_error
+from paceline.data.files import check_file, invalid_data, invalid_format
 from paceline.data.tables import iter_rows
 from paceline.errors import UserError, join_names
 from paceline.io.files import hash_value, read_text
@@ -73,10 +73,9 @@ class ChatTemplate:
             if file is None and folder is not None and (folder / TEMPLATE).is_file():
                 file = folder / TEMPLATE
             text = read_text(file, MAX_TEMPLATE_BYTES) if file is not None else values.get("chat_template")
-        except OSError as error:
-            raise unreadable_error(file or folder, error, "data.template") from None
-        except (ValueError, TypeError, RecursionError) as error:
-            raise invalid_format(f"{file or folder}: cannot be read as a chat template ({error})") from None
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            reason = f"{file or folder}: cannot be read as a chat template ({error})"
+            raise invalid_format(reason, "data.template") from None
         if isinstance(text, list):  # several by name
             named = {entry.get("name"): entry.get("template") for entry in text if isinstance(entry, dict)}
             text = named.get("default") or next(iter(named.values()), None)

@@ -13,7 +13,7 @@ from paceline.data.corpora.documents import TokenStreams
 from paceline.data.corpora.labelled import LabelledCorpus
 from paceline.data.corpora.tokenised import TokenisedCorpus
 from paceline.data.files import invalid_data, invalid_format
-from paceline.errors import UserError, reject_value
+from paceline.errors import Code, UserError, reject_value
 from paceline.io.files import read_text
 from paceline.runlog.run_dir import RunDir
 from paceline.workload import LogFn, ignore_log
@@ -43,6 +43,10 @@ TASK_OF_CLASS = {
     "ForSequenceClassification": "sequence_classification",
     "ForTokenClassification": "token_classification",
     "ForImageClassification": "image_classification",
+}
+REJECTED: dict[str, tuple[Code, str]] = {
+    "use_pretrained_backbone": ("not-trusted", "would fetch weights; remove it, and give them as  model.init_from"),
+    "quantization_config": ("not-supported", "is of quantised weights; use those in full precision"),
 }
 FOREIGN = ("auto_map", "custom_pipelines", "kernel_config", "use_kernels")
 """Keys that name code beside a config; they are dropped."""
@@ -149,13 +153,9 @@ def _check_harmless(path: Path, key: str, value: Any) -> None:
             hint = f"remove it, or use one of {', '.join(known)}"
             message = f"{path}: {key} is {given!r:.80}, which would load code from elsewhere; {hint}"
             raise UserError(message, code="not-trusted", key=key)
-    if name == "use_pretrained_backbone" and value:
-        message = f"{path}: {key} would fetch weights; remove it, and give them as  model.init_from"
-        raise UserError(message, code="not-trusted", key=key)
-    if name == "quantization_config" and value:
-        method = value.get("quant_method", "") if isinstance(value, dict) else ""
-        message = f"{path}: its weights are quantised ({method or 'somehow'!s:.40}); use those in full precision"
-        raise UserError(message, code="not-supported", key=key)
+    if value and name in REJECTED:
+        code, reason = REJECTED[name]
+        raise UserError(f"{path}: {key} {reason}", code=code, key=key)
 
 
 def find_tokenizer_file(model: Any, data: Any) -> Path | None:

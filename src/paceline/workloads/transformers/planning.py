@@ -14,6 +14,7 @@ from paceline.config import DEFAULT, RunSpec
 from paceline.data.corpora.documents import TokenStreams
 from paceline.data.files import invalid_data
 from paceline.errors import UserError
+from paceline.io.arguments import option_error
 from paceline.planner.candidates import SplitOptions
 from paceline.planner.formulas import shape
 from paceline.planner.formulas.shape import BlockShape
@@ -113,8 +114,7 @@ def _read_statistics(spec: RunSpec, file: ConfigFile, samples: int | None, token
         return TextStatistics(samples, length, length, classes=classes, assumptions=assumed)
     if task.length == "sequence":
         if tokens is not None:
-            message = f"--tokens: samples have data.sequence={data.sequence} tokens; change that instead"
-            raise UserError(message, code="not-supported", key="--tokens")
+            raise option_error("--tokens", f"a sample has data.sequence={data.sequence}; change that", "not-supported")
         known = -(-(len(found.train) - 1) // data.sequence) if isinstance(found, TokenStreams) else samples
         if isinstance(found, ChatCorpus):
             room = data.sequence if data.pack and file.model_type in PACKABLE else 0

@@ -155,8 +155,8 @@ class TransformersModel(Workload):
             raise UserError(f"{sizes}; give the tokenizer.json of the model, or a smaller data.vocab", code="conflict")
         key, length = self.task.length, getattr(self.texts, self.task.length)
         if longest and length > longest:
-            message = f"data.{key}={length} is longer than the {longest} positions of the model; use {longest}"
-            raise UserError(message, code="invalid-value", key=f"data.{key}")
+            reason = f"longer than the {longest} positions of the model; use {longest}"
+            raise reject_value(f"data.{key}", length, reason, "invalid-value")
         if self.section.task == "masked_lm":
             _ = self.mask_rule  # rejects a tokenizer without a mask before ranks start
 
