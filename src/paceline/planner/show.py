@@ -147,8 +147,8 @@ def _list_conditions(plan: Plan) -> Iterator[str]:
     yield ", ".join(filter(None, (f"{target.name} = {shape}", links, network, price)))
     if calibration := target.calibration:
         yield f"calibrated on {calibration.host}, {calibration.date}: {calibration.file}"
-        if (correction := calibration.correction) is not None:
-            yield f"corrected by {correction.origin}, {correction.date}"
+        if calibration.correction is not None:
+            yield calibration.correction.describe()
     elif target.shared:
         yield "not calibrated, rates by rule of thumb; measure this machine with  paceline calibrate"
     if target.note:

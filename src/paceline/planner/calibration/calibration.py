@@ -170,6 +170,13 @@ class Correction:
         near = sorted(self.rows, key=lambda row: _rank_distance(row.ranks, ranks))
         return near[0].compute, next((row.communication for row in near if row.communication is not None), 1.0)
 
+    def describe(self) -> str:
+        parts = []
+        for row in self.rows:
+            link = f", communication ×{row.communication:.3g}" if row.communication is not None else ""
+            parts.append(f"{row.ranks} rank{'s' * (row.ranks > 1)}: compute ×{row.compute:.3g}{link}")
+        return f"corrected by {self.origin}, {self.date}: {'; '.join(parts)}"
+
 
 def _rank_distance(ranks: int, wanted: int) -> tuple[float, int]:
     return abs(math.log(ranks / wanted)), ranks
