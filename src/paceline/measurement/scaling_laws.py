@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
+from paceline.io.format import number
+
 DRAWS = 400
 LOW, HIGH = 0.1, 0.9
 REACH = 4  # times the measured ranks
@@ -47,6 +49,10 @@ class LawFit:
     @property
     def name(self) -> str:
         return LAWS[self.law].name
+
+    @property
+    def description(self) -> str:
+        return f"{self.name} ({', '.join(f'{name} {number(value, 3)}' for name, value in self.parameters.items())})"
 
     def beyond(self, ranks: int) -> CurvePoint | None:
         return next((point for point in self.curve if point.ranks >= ranks), None)

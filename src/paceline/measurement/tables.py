@@ -30,7 +30,6 @@ def build_measurement_tables(found: Conclusions, name: str = "") -> list[Table]:
     measured = found.measured
     tables = [build_scaling_table(found)]
     tables += [build_times_table(measured)] if found.timed else []
-    tables += [build_devices_table(measured)] if any(row.resources.device for row in measured) else []
     tables += [build_plan_table(found)] if found.planned else []
     tables.append(build_cost_table(found))
     for table in tables:
@@ -94,41 +93,36 @@ def _format_scaling(row: TimedRow) -> tuple[str, ...]:
 
 
 def build_times_table(rows: Sequence[MeasuredRow]) -> Table:
+    device = next((row.resources.device for row in rows if row.resources.device), "")
+    note = "R is compute over communication in flight; exposed is what nothing hides of it, without waiting for a rank."
+    if device:
+        note += (
+            f" MFU is the share of the peak of {device} that the arithmetic of the model reaches, attention counted "
+            "in full; busy is the share of the time in which any kernel runs."
+        )
     table = Table(
         *("", "compute", "exposed", "waiting", "input", "in flight", "R", "slowest rank"),
+        *(("MFU", "busy", "in use") if device else ()),
         name="times",
         title="The four times",
-        note="R is compute over communication in flight; exposed is the part of it that nothing hides, without "
-        "waiting for a slower rank.",
+        note=note,
     )
     for row in rows:
-        slow = row.loads.slowest
+        slow, usage = row.loads.slowest, row.resources.usage
+        of_device = (
+            format_known(lambda share: f"{number(100 * share, 3)} %", row.resources.mfu),
+            format_known(percent, usage.get("device_share")),
+            format_known(size, usage.get("device_bytes")),
+        )
         table.add_row(
             row.label,
             *(f"{duration(s)}, {percent(s / row.step_s)}" if s else UNKNOWN for s in row.terms.values()),
             format_known(duration, row.parts.comm_s or None),
             format_known(number, row.compute_over_comm, 3),
             f"rank {slow.rank}, ×{number(slow.over_others, 3)}" if slow else UNKNOWN,
+            *(of_device if device else ()),
             chosen=row.recommended,
         )
-    return table
-
-
-def build_devices_table(rows: Sequence[MeasuredRow]) -> Table:
-    table = Table(
-        *("", "device", "MFU", "busy", "in use"),
-        left=2,
-        name="devices",
-        title="Devices",
-        note="MFU is the share of the device's peak that the arithmetic of the model reaches, attention counted in "
-        "full; busy is the share of the time in which any kernel runs.",
-    )
-    for row in rows:
-        if device := row.resources.device:
-            mfu = format_known(lambda share: f"{number(100 * share, 3)} %", row.resources.mfu)
-            busy, in_use = (row.resources.usage.get(name) for name in ("device_share", "device_bytes"))
-            used = format_known(percent, busy), format_known(size, in_use)
-            table.add_row(row.label, device, mfu, *used, chosen=row.recommended)
     return table
 
 

@@ -99,7 +99,7 @@ def _build_scaling_line(s: Series, name: str, reach: int) -> dict[str, Any]:
     return {
         "name": name,
         "points": points,
-        "law": law.name if law else "",
+        "law": law.description if law else "",
         "fit": [[p.ranks, *map(round_digits, p[1:])] for p in curve],
         "plan": [[ranks[p.label], round_digits(p.speedup)] for p in s.planned if p.speedup is not None],
     }

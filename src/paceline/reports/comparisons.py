@@ -1,7 +1,7 @@
 """Compare models by how they scale, and set-ups by what they take and cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from paceline.io.format import duration, number, percent, plural, size
 from paceline.io.table import UNKNOWN, Table
@@ -9,54 +9,28 @@ from paceline.measurement.rows import find_reference
 from paceline.measurement.tables import format_known, format_speedup, format_usd
 from paceline.measurement.verdict import RankChoice, decide_ranks
 from paceline.reports.run_view import RunView
-from paceline.reports.series import Series, TimesLine
+from paceline.reports.series import Series, TimedSetup
 from paceline.runlog.summary import Score, find_score
 
 
-@dataclass(frozen=True)
-class CostLine:
-    label: str
-    devices: int
-    hours: float
-    usd_per_hour: float  # of all its devices
-    epoch_s: float | None = None
-    utilisation: str = ""
-    memory: str = ""
-
-    @property
-    def usd(self) -> float:
-        return self.hours * self.usd_per_hour
-
-
-def list_table_costs(name: str, timed: Sequence[TimesLine]) -> list[CostLine]:
-    """Return the cost of each line of a table of times that has a price."""
+def list_table_costs(name: str, timed: Sequence[TimedSetup]) -> list[TimedSetup]:
+    """Return the lines of a table of times that have a price, with a label."""
     several = len({line.devices for line in timed}) > 1
-    return [
-        CostLine(
-            label=f"{name}, {plural(line.devices, 'device')}" if several else name,
-            devices=line.devices,
-            hours=line.seconds / 3600,
-            usd_per_hour=line.price,
-            epoch_s=line.seconds / line.epochs if line.epochs else None,
-            utilisation=line.utilisation,
-            memory=line.memory,
-        )
-        for line in timed
-        if line.price is not None
-    ]
+    priced = [line for line in timed if line.price is not None]
+    return [replace(line, label=f"{name}, {plural(line.devices, 'device')}" if several else name) for line in priced]
 
 
-def list_series_costs(s: Series) -> list[CostLine]:
-    """Return the cost of each row of a measurement, or of runs, that has a price; none if they are not possible."""
+def list_series_costs(s: Series) -> list[TimedSetup]:
+    """Return the rows of a measurement, or of runs, that have a price; none if they are not possible."""
     decision = decide_ranks(s.rows)
     if decision is not None and decision.choice is RankChoice.IMPOSSIBLE:
         return []
     return [
-        CostLine(
+        TimedSetup(
             label=f"{s.name}, {row.label}",
             devices=row.ranks,
-            hours=row.cost.hours,
-            usd_per_hour=row.cost.cost_usd / row.cost.hours,
+            seconds=3600 * row.cost.hours,
+            price=row.cost.cost_usd / row.cost.hours,
             epoch_s=s.epoch_s.get(row.label),
             utilisation=format_known(percent, row.resources.usage.get("device_share")),
             memory=format_known(size, row.loads.peak_bytes),
@@ -66,7 +40,7 @@ def list_series_costs(s: Series) -> list[CostLine]:
     ]
 
 
-def build_costs_table(costs: Sequence[CostLine]) -> Table:
+def build_costs_table(costs: Sequence[TimedSetup]) -> Table:
     first, cheapest = costs[0], find_cheapest(costs)
     table = Table(
         *("", "devices", "per epoch", "total time", "utilisation", "memory", "USD/h", "total USD", "relative"),
@@ -80,10 +54,10 @@ def build_costs_table(costs: Sequence[CostLine]) -> Table:
             line.label,
             number(line.devices),
             format_known(duration, line.epoch_s),
-            duration(3600 * line.hours),
+            duration(line.seconds),
             line.utilisation or UNKNOWN,
             line.memory or UNKNOWN,
-            format_usd(line.usd_per_hour),
+            format_known(format_usd, line.price),
             format_usd(line.usd),
             UNKNOWN if line is first else _format_change(line, first),
             chosen=line is cheapest,
@@ -91,23 +65,23 @@ def build_costs_table(costs: Sequence[CostLine]) -> Table:
     return table
 
 
-def _format_change(line: CostLine, other: CostLine) -> str:
+def _format_change(line: TimedSetup, other: TimedSetup) -> str:
     return f"{100 * (line.usd / other.usd - 1):+.0f} %"
 
 
-def find_cheapest(costs: Sequence[CostLine]) -> CostLine:
+def find_cheapest(costs: Sequence[TimedSetup]) -> TimedSetup:
     """Return the set-up with the lowest total cost, of equal ones the fastest."""
-    return min(costs, key=lambda line: (float(f"{line.usd:.3g}"), line.hours))
+    return min(costs, key=lambda line: (float(f"{line.usd:.3g}"), line.seconds))
 
 
-def describe_costs(costs: Sequence[CostLine]) -> str:
+def describe_costs(costs: Sequence[TimedSetup]) -> str:
     """Return which set-up is the cheapest and which the fastest, in one sentence."""
-    cheapest, fastest = find_cheapest(costs), min(costs, key=lambda line: (round(line.hours, 4), line.usd))
-    head = f"Cheapest: {cheapest.label}, {format_usd(cheapest.usd)} USD in {duration(3600 * cheapest.hours)}"
+    cheapest, fastest = find_cheapest(costs), min(costs, key=lambda line: (round(line.seconds), line.usd))
+    head = f"Cheapest: {cheapest.label}, {format_usd(cheapest.usd)} USD in {duration(cheapest.seconds)}"
     if fastest is cheapest:
         return f"{head}; none is faster."
     usd = f"{format_usd(fastest.usd)} USD ({_format_change(fastest, cheapest)})"
-    return f"{head}; fastest: {fastest.label}, {usd} in {duration(3600 * fastest.hours)}."
+    return f"{head}; fastest: {fastest.label}, {usd} in {duration(fastest.seconds)}."
 
 
 def find_scores(runs: Sequence[RunView]) -> dict[str, Score]:

@@ -18,7 +18,7 @@ from paceline.io.format import number, percent, plural, size
 from paceline.measurement.diagnosis import Finding
 from paceline.measurement.result import Measurement, read_measurement
 from paceline.measurement.rows import drop_failed
-from paceline.reports.comparisons import CostLine, describe_costs, describe_models, list_series_costs, list_table_costs
+from paceline.reports.comparisons import describe_costs, describe_models, list_series_costs, list_table_costs
 from paceline.reports.run_view import (
     Comparison,
     Experiments,
@@ -30,6 +30,7 @@ from paceline.reports.run_view import (
 )
 from paceline.reports.series import (
     Series,
+    TimedSetup,
     from_measurement,
     from_runs,
     from_times_table,
@@ -49,7 +50,7 @@ class ReportContents:
     made: str
     verdict: tuple[str, ...]
     series: tuple[Series, ...]
-    costs: tuple[CostLine, ...]  # of set-ups whose price is known
+    costs: tuple[TimedSetup, ...]  # of set-ups whose price is known
     runs: tuple[RunView, ...]
     same: Comparison | None  # of the losses of several runs
     experiments: Experiments | None  # runs with different requests
@@ -83,7 +84,7 @@ class ReportContents:
 class Inputs:
     price: float | None
     warmup: Warmup | None = None
-    costs: list[CostLine] = field(default_factory=list)
+    costs: list[TimedSetup] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
     measured: list[Measurement] = field(default_factory=list)
     measured_runs: list[RunView] = field(default_factory=list)

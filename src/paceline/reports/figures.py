@@ -52,7 +52,7 @@ def _draw_scaling(axes: Any, data: dict[str, Any]) -> None:
         if line["fit"]:
             ranks, middle, low, high = zip(*line["fit"], strict=True)
             axes.fill_between(ranks, low, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(ranks, middle, color=colour, linewidth=1.2, label=None if several else f"{line['law']} fit")
+            axes.plot(ranks, middle, color=colour, linewidth=1.2, label=None if several else line["law"])
         points = line["points"]
         xs, ys = [p["x"] for p in points], [p["y"] for p in points]
         spans = [[max(0.0, p["y"] - p["low"]) for p in points], [max(0.0, p["high"] - p["y"]) for p in points]]

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 from paceline.config.registry import BUILT_IN, find_entry, import_object
 from paceline.errors import RunFailed, UserError
 from paceline.io.files import write_atomic
-from paceline.io.format import duration, number, percent
+from paceline.io.format import duration, number
 from paceline.io.table import UNKNOWN, Table, Tabular
-from paceline.measurement.rows import drop_failed
-from paceline.measurement.scaling_laws import CurvePoint
-from paceline.measurement.tables import build_measurement_tables, format_known, format_speedup
+from paceline.measurement.tables import build_measurement_tables, format_known
 from paceline.reports.charts import build_charts
 from paceline.reports.comparisons import build_costs_table, build_models_table
 from paceline.reports.contents import ReportContents, gather_contents
@@ -27,7 +25,6 @@ from paceline.reports.page import (
     render_page,
 )
 from paceline.reports.run_view import MAX_KEYS, Experiments, describe_other_keys, parse_warmup
-from paceline.reports.series import Series
 from paceline.runlog.summary import Score, Summary, describe_baseline, find_score, select_class_results
 
 
@@ -37,8 +34,6 @@ def build_tables(contents: ReportContents) -> list[Table]:
     for s in contents.series:
         name = f": {s.name}" if len(contents.series) > 1 else ""
         found += build_measurement_tables(s, name)
-        if s.laws and s.laws[-1].curve[-1].ranks > max(row.ranks for row in drop_failed(s.rows)):
-            found.append(_build_laws(s, name))
     if contents.experiments is not None:
         found.append(build_experiments_table(contents.experiments))
     elif contents.runs:
@@ -52,23 +47,6 @@ def build_tables(contents: ReportContents) -> list[Table]:
         if load := ended.evaluation.arrays.get("expert_load"):
             found.append(_build_experts(load))
     return found
-
-
-def _build_laws(s: Series, name: str) -> Table:
-    most = max(row.ranks for row in drop_failed(s.rows))
-    reached = (2 * most, 4 * most)
-    head = ("law", "parameters", "off by", *(f"on {ranks}" for ranks in reached), "ceiling")
-    table = Table(*head, left=2, name="fits", title=f"Beyond what was measured{name}")
-    for law in s.laws:
-        values = ", ".join(f"{key} {number(value, 3)}" for key, value in law.parameters.items())
-        bands = [_format_band(law.beyond(ranks)) for ranks in reached]
-        ceiling = f"at most {format_speedup(law.ceiling_high)}" if law.ceiling_high else UNKNOWN
-        table.add_row(law.name, values, percent(law.error), *bands, ceiling)
-    return table
-
-
-def _format_band(p: CurvePoint | None) -> str:
-    return f"{format_speedup(p.speedup)} ({number(p.low, 3)} to {number(p.high, 3)})" if p else UNKNOWN
 
 
 class RunRow(NamedTuple):

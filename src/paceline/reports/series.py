@@ -45,17 +45,24 @@ MAX_BYTES, MAX_DEVICES = 1 << 24, 10**9
 
 
 @dataclass(frozen=True)
-class TimesLine:
+class TimedSetup:
+    """What a set-up of devices takes and costs; `line` is that of a table."""
+
     devices: int
     seconds: float
-    line: int
-    epochs: float | None = None
-    price: float | None = None
+    line: int = 0
+    epoch_s: float | None = None
+    price: float | None = None  # USD per hour of all devices
     utilisation: str = ""
     memory: str = ""
+    label: str = ""
+
+    @property
+    def usd(self) -> float:
+        return self.seconds / 3600 * (self.price or 0.0)
 
 
-def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
+def read_times_file(path: Path) -> dict[str, list[TimedSetup]]:
     """Read rows by name; a row that is given twice is a repeat."""
     try:
         text = read_text(path, MAX_BYTES, "utf-8-sig")
@@ -74,7 +81,7 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
     else:
         places = {"devices": 0, "seconds": 1}
     label = next((i for i in range(len(head)) if i not in places.values()), None)
-    found: dict[str, list[TimesLine]] = {}
+    found: dict[str, list[TimedSetup]] = {}
     for number, row in lines:
         name = row[label] if label is not None and label < len(row) else path.stem
         found.setdefault(name, []).append(_parse_row(path, number, row, places, unit))
@@ -87,13 +94,21 @@ def read_times_file(path: Path) -> dict[str, list[TimesLine]]:
     return found
 
 
-def _parse_row(path: Path, number: int, row: list[str], places: Mapping[str, int], unit: float) -> TimesLine:
+def _parse_row(path: Path, number: int, row: list[str], places: Mapping[str, int], unit: float) -> TimedSetup:
     cells = {name: row[place] for name, place in places.items() if place < len(row)}
     try:
         epochs, price = (float(cells[name]) if cells.get(name) else None for name in ("epochs", "price"))
-        texts = (cells.get(name, "") for name in ("utilisation", "memory"))
-        found = TimesLine(int(cells["devices"]), unit * float(cells["seconds"]), number, epochs, price, *texts)
-        positive = [value for value in (found.seconds, epochs, price) if value is not None]
+        seconds = unit * float(cells["seconds"])
+        found = TimedSetup(
+            devices=int(cells["devices"]),
+            seconds=seconds,
+            line=number,
+            epoch_s=seconds / epochs if epochs else None,
+            price=price,
+            utilisation=cells.get("utilisation", ""),
+            memory=cells.get("memory", ""),
+        )
+        positive = [value for value in (seconds, epochs, price) if value is not None]
         if not 1 <= found.devices <= MAX_DEVICES or not all(0 < value < math.inf for value in positive):
             raise ValueError
     except (ValueError, KeyError):
@@ -140,9 +155,9 @@ def from_measurement(found: Measurement, price: float | None) -> Series:
     return Series(**about, sources=sources)
 
 
-def from_times_table(name: str, timed: Sequence[TimesLine], file: Path, price: float | None) -> Series:
+def from_times_table(name: str, timed: Sequence[TimedSetup], file: Path, price: float | None) -> Series:
     """Build a series from the durations of one run on several numbers of devices."""
-    by_count: dict[int, list[TimesLine]] = {}
+    by_count: dict[int, list[TimedSetup]] = {}
     for line in sorted(timed, key=lambda line: line.devices):
         by_count.setdefault(line.devices, []).append(line)
     rows, sources = [], {}

@@ -9,7 +9,7 @@ from paceline.hardware.catalogue import load_catalogue, match_driver_name
 from paceline.measurement.result import add_mfu, compare_with_plan
 from paceline.measurement.rows import MeasuredRow, Resources
 from paceline.measurement.run_times import StepParts, find_cuda_device
-from paceline.measurement.tables import build_devices_table
+from paceline.measurement.tables import build_times_table
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.plan import plan
 from results import render_text
@@ -83,9 +83,10 @@ def test_the_device_is_read_from_the_start_of_the_run():
         assert find_cuda_device(start) is None
 
 
-def test_the_table_of_devices_fits_the_terminal():
+def test_the_table_of_times_has_the_devices_and_fits_the_terminal():
     used = Resources(None, "NVIDIA H100 80GB HBM3", 0.0123, {"device_share": 0.9, "device_bytes": 4e9})
-    table = build_devices_table([replace(ROW, label="fsdp:2+tensor:2+pipeline:2", resources=used), on(None)])
-    lines = render_text(table).splitlines()
-    assert len(lines) == 2
-    assert all(word in lines[1] for word in ("NVIDIA H100 80GB HBM3", "1.23 %", "90 %", "4 GB"))
+    table = build_times_table([replace(ROW, label="fsdp:2+tensor:2+pipeline:2", resources=used), on(None)])
+    assert "NVIDIA H100 80GB HBM3" in table.note
+    text = render_text(table)
+    assert all(word in text for word in ("1.23 %", "90 %", "4 GB"))
+    assert max(map(len, text.splitlines())) <= 100

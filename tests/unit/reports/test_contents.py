@@ -8,12 +8,12 @@ import time
 import pytest
 
 from paceline.reports.charts import build_charts
-from paceline.reports.comparisons import CostLine, find_cheapest
+from paceline.reports.comparisons import find_cheapest
 from paceline.reports.contents import gather_contents
 from paceline.reports.page import escape_tex, render_page
 from paceline.reports.report import _build_experts, build_tables, report
 from paceline.reports.run_view import Warmup, parse_warmup, read_run_view, thin_points
-from paceline.reports.series import read_times_file
+from paceline.reports.series import TimedSetup, read_times_file
 from paceline.runlog.events import EventWriter, read_steps
 from report_runs import change_events, make_measurement, make_run
 from results import expect_error
@@ -182,7 +182,8 @@ def test_kinds_of_devices_are_compared_by_what_they_cost(tmp_path):
     (table,) = build_tables(found)
     assert (table.chosen, table.rows[2][-1], table.rows[1][4]) == (2, "-22 %", "30-40 %")
     assert not found.series
-    assert find_cheapest([CostLine("fast", 2, 0.001, 4.0), CostLine("cheap", 1, 0.002, 1.0)]).label == "cheap"
+    fast, cheap = TimedSetup(2, 3.6, price=4.0), TimedSetup(1, 7.2, price=1.0)
+    assert find_cheapest([fast, cheap]) == cheap
     (tmp_path / "one.csv").write_text("devices,hours\n1,12\n2,6.5\n4,3.5\n8,2\n")
     one = gather_contents([tmp_path / "one.csv"])
     benefit = next(table for table in build_tables(one) if table.name == "benefit")

@@ -85,7 +85,7 @@
         const band = (k) => line.fit.map((p) => ({ x: p[0], y: p[k] }));
         sets.push({ label: "_low", data: band(2), borderWidth: 0, pointRadius: 0, pointHitRadius: 0 });
         sets.push({ label: "_high", data: band(3), borderWidth: 0, pointRadius: 0, pointHitRadius: 0, fill: "-1", backgroundColor: faded(c, 0.16) });
-        sets.push({ label: (several ? line.name + ", " : "") + line.law + " fit", data: band(1), borderColor: c, borderWidth: 1.5, pointRadius: 0, pointStyle: "line" });
+        sets.push({ label: (several ? line.name + ", " : "") + line.law, data: band(1), borderColor: c, borderWidth: 1.5, pointRadius: 0, pointStyle: "line" });
       }
       sets.push({ label: line.name, data: line.points, spans: true, showLine: false, borderColor: c, backgroundColor: c, pointRadius: 5, pointHoverRadius: 7, order: -1 });
       if (line.plan.length) {
