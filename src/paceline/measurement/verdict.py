@@ -125,16 +125,10 @@ def describe_decision(rows: Sequence[TimedRow | FailedRow], machine: MachineLoad
 
 def _explain_impossible(row: TimedRow, base: TimedRow, machine: MachineLoad) -> str:
     measured = [each for each in (row, base) if isinstance(each, MeasuredRow)]
-    noisy = max(row, base, key=lambda each: each.noise)
     if any(each.outside and not each.batch.global_batch for each in measured):
         return "the rows had different samples: how many are in a step of this script is not known"
-    if machine.busy:
-        return f"other work had the machine ({machine})"
-    if noisy.noise > LEAST_NOISE:
-        span = f"{duration(noisy.step_s_low)} to {duration(noisy.step_s_high)}"
-        return f"other work had the machine for a while ({noisy.label} took {span})"
-    if row.repeats == 1:
-        return "other work had the machine for a while: each row ran once"
+    if machine.busy or max(row.noise, base.noise) > LEAST_NOISE or row.repeats == 1:
+        return "other work had the machine" + (f" ({machine})" if machine.busy else " for a while")
     return f"{base.label} had too little cache or memory, or the rows did different work"
 
 

@@ -124,15 +124,16 @@ class Inputs:
             reason = f": {run.summary.why}" if run.summary is not None and run.summary.why else ""
             self.left_out.append(f"{path} is {run.status}{reason}; what exists of it is shown")
 
-    def keep_main_workload(self) -> None:
-        """Keep, of a folder of runs, those of the most frequent workload."""
-        kinds = Counter(run.spec.workload for run in self.runs)
+    def list_runs(self) -> list[RunView]:
+        """Return the runs of the most frequent workload; others cannot be compared with them, and are named."""
+        runs = [*self.measured_runs, *self.runs]
+        kinds = Counter(run.spec.workload for run in runs)
         most = kinds.most_common(1)[0][0] if kinds else ""
-        others = [run for run in self.runs if run.spec.workload != most]
+        others = [run for run in runs if run.spec.workload != most]
         if others:
             names = join_names([f"{run.path.name} ({run.spec.workload})" for run in others], MAX_NAMED)
             self.left_out.append(f"runs of other workloads than {most} are left out: {names}; make a report of those")
-        self.runs = [run for run in self.runs if run.spec.workload == most]
+        return [run for run in runs if run.spec.workload == most]
 
 
 def gather_contents(
@@ -146,20 +147,15 @@ def gather_contents(
     for path in paths:
         for folder in _list_inputs(path, only):
             found.read(folder)
-    if any(_is_folder_of_runs(path) for path in paths):
-        found.keep_main_workload()
-    runs, series = [*found.measured_runs, *found.runs], found.series
+    runs, series = found.list_runs(), found.series
     if not series and not runs and not found.costs:
         raise UserError(f"nothing can be shown: {found.left_out[0]}")
-    kinds = {run.spec.workload.rpartition("/")[2]: run for run in runs}
-    if len(kinds) > 1:
-        given = ", ".join(f"{run.path} is {kind}" for kind, run in kinds.items())
-        raise UserError(f"runs of different workloads cannot be compared: {given}; make a report of each")
     runs = [replace(r, name=name) for r, name in zip(runs, _tell_apart([(r.name, r.path) for r in runs]), strict=True)]
     files = [(s.name, next((source.file for source in s.sources.values()), Path())) for s in series]
     series = [replace(s, name=name) for s, name in zip(series, _tell_apart(files), strict=True)]
-    names = list(dict.fromkeys([*(s.name for s in series), *(r.spec.name for r in found.runs)]))
-    series += from_runs(found.runs, price)
+    plain = [run for run in runs if run in found.runs]
+    names = list(dict.fromkeys([*(s.name for s in series), *(run.spec.name for run in plain)]))
+    series += from_runs(plain, price)
     names = [s.name for s in series] if len(series) > 1 else names
     costs = found.costs or [line for s in series for line in list_series_costs(s)] * (len(series) > 1)
     same = compare_runs(runs)

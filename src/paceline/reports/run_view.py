@@ -85,11 +85,11 @@ class Warmup:
 
 def parse_warmup(text: str) -> Warmup | None:
     """Parse `1` or `1 epochs`, and `50 steps`."""
-    found = re.fullmatch(r"(\d{1,9})\s*(steps?|epochs?)?", text.strip())
-    if text and found is None:
-        raise option_error("--warmup", f"{text!r:.40} is not a number of epochs; use  1  or  '50 steps'")
-    if found is None:
+    if not text:
         return None
+    found = re.fullmatch(r"(\d{1,9})\s*(steps?|epochs?)?", text.strip())
+    if found is None:
+        raise option_error("--warmup", f"{text!r:.40} is not a number of epochs; use  1  or  '50 steps'")
     return Warmup(int(found[1]), "steps" if (found[2] or "").startswith("step") else "epochs")
 
 

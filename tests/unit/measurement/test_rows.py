@@ -185,10 +185,10 @@ OUTSIDE = {"outside": True, "batch": BatchLayout()}
 @pytest.mark.parametrize(
     ("one", "two", "machine", "reason"),
     [
-        (ONE, row("2 ranks", 2, 1 / 62.7), MachineLoad(2, 0.1), "ran once"),
+        (ONE, row("2 ranks", 2, 1 / 62.7), MachineLoad(2, 0.1), "for a while"),
         (ONE, row("2 ranks", 2, 1 / 31.8), BUSY, "a load of 9 on 2 cores"),
         (replace(ONE, repeats=3), replace(row("2 ranks", 2, 1 / 2.2), repeats=3), None, "cache or memory"),
-        (replace(ONE, repeats=2, step_s_high=1.3), row("2 ranks", 2, 1 / 2.4), None, "took 1.0 s to 1.3 s"),
+        (replace(ONE, repeats=2, step_s_high=1.3), row("2 ranks", 2, 1 / 2.4), None, "for a while"),
         (replace(ONE, resources=Resources(2)), row("4 ranks", 4, 1 / 3), None, "4 on 2 cores can give 2× at most"),
         (replace(ONE, **OUTSIDE), replace(row("2 ranks", 2, 1 / 4), **OUTSIDE), BUSY, "different samples"),
     ],
