@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from paceline.config import RunSpec, SpecSource, resolve_spec
 from paceline.config.registry import find_entry
@@ -56,38 +56,32 @@ def _train_and_read(spec: RunSpec, path: Path) -> RunTimes:
     return read_run_times(RunDir(result.path))
 
 
-class MeasureOptions(TypedDict, total=False):
-    layouts: Sequence[str]
-    """Short forms such as "fsdp:2+tensor:2", beside the numbers of ranks."""
-    weak: bool  # the batch grows with the ranks
-    repeats: int
-    steps: int
-    price: float | None  # USD per device and hour
-    retry: bool
-
-
 def measure(
     spec: SpecSource,
     ranks: Sequence[int] = (1, 2),
     *,
+    layouts: Sequence[str] = (),
+    weak: bool = False,
+    steps: int = STEPS,
+    repeats: int = REPEATS,
+    price: float | None = None,
     out: str | Path | None = None,
+    retry: bool = False,
     log: LogFn = lambda text: None,
-    **options: Unpack[MeasureOptions],
 ) -> Measurement:
     """Train some steps on each number of ranks and each layout, several times, and sum up.
 
-    The folder `out` (runs/NAME-measure) holds measure.json and the runs.
+    `layouts` are short forms such as "fsdp:2+tensor:2"; `weak`: the batch grows with the ranks; `price` is in USD per
+    device and hour; `retry` what failed before. The folder `out` (runs/NAME-measure) holds measure.json and the runs.
     """
     spec = resolve_spec(spec)
-    steps, weak = options.get("steps", STEPS), options.get("weak", False)
-    trials = build_trials(spec, ranks, options.get("layouts", ()), steps, weak)
+    trials = build_trials(spec, ranks, layouts, steps, weak)
     folder = Path(out or f"runs/{spec.name}-measure")
     request = {"name": spec.name, "kind": "weak" if weak else "strong", "steps": steps, "spec": spec.dump()}
-    repeats, retry = options.get("repeats", REPEATS), options.get("retry", False)
     with complete_runs(folder, trials, repeats, request, select_comparable, retry, log) as state:
         specs = {trial.label: trial.spec for trial in trials if isinstance(trial, MeasureTrial) and trial.spec}
         rows, total = build_rows(trials, state), count_total_samples(folder, state)
-        return write_measurement(build_measurement(folder, state, rows, total, options.get("price"), specs), state)
+        return write_measurement(build_measurement(folder, state, rows, total, price, specs), state)
 
 
 def build_trials(spec: RunSpec, ranks: Sequence[int], layouts: Sequence[str], steps: int, weak: bool) -> list[AnyTrial]:

@@ -29,7 +29,7 @@ PEAKS = ("device_bytes",)  # maxima; others are means
 
 
 class UsageSampler:
-    """`with UsageSampler(ranks) as usage: …`, then `usage.between(begin, end)`, in Unix times."""
+    """Sample the machine while it is entered: `with UsageSampler(ranks) as usage: …`, then `usage.during(times)`."""
 
     def __init__(self, ranks: int = 1) -> None:
         self._over = threading.Event()
@@ -49,8 +49,11 @@ class UsageSampler:
         self._over.set()
         self._thread.join()
 
-    def between(self, begin: float, end: float) -> dict[str, float]:
-        return _combine([values for t, values in self._samples if begin <= t <= end])
+    def during(self, times: RunTimes) -> dict[str, float]:
+        """Return the usage in the steady steps of a run; that of devices, if it was on one."""
+        begin, end = times.began or 0.0, times.ended or 0.0
+        found = _combine([values for t, values in self._samples if begin <= t <= end])
+        return {name: value for name, value in found.items() if times.device or not name.startswith("device")}
 
     def _sample(self) -> None:
         import psutil
@@ -127,7 +130,7 @@ def complete_runs(
             try:
                 with UsageSampler(trial.ranks) as usage:
                     times = trial.run(folder / name)
-                done[name] = {"label": trial.label, "times": to_flat(times), "usage": select_usage(usage, times)}
+                done[name] = {"label": trial.label, "times": to_flat(times), "usage": usage.during(times)}
             except AbortTrials:
                 raise
             except PacelineError as error:
@@ -173,13 +176,6 @@ def load_state(
             validate_fields(SavedProgress, {"label": run["label"], "usage": run["usage"]})
     check_same_request(file, comparable(old), comparable(values), "measure")
     return values | kept
-
-
-def select_usage(usage: UsageSampler, times: RunTimes) -> dict[str, float]:
-    if times.began is None or times.ended is None:
-        return {}
-    found = usage.between(times.began, times.ended)
-    return {name: value for name, value in found.items() if times.device or not name.startswith("device")}
 
 
 def collect_times(state: MeasureState) -> dict[str, dict[str, RunTimes]]:

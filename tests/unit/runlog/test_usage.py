@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.measurement import progress
-from paceline.measurement.progress import UsageSampler, select_usage
+from paceline.measurement.progress import UsageSampler
 from paceline.runlog import machine
 from paceline.runlog.machine import RankUsage, count_network_bytes, find_device_handles
 
@@ -59,10 +59,10 @@ def test_shares_are_means_and_bytes_are_peaks_of_the_time_asked_for(monkeypatch)
     taken = UsageSampler(ranks=2)
     assert taken._sample_devices() == {"device_share": 0.8, "device_bytes": 2e9}
     taken._samples = [(t, {"device_share": s, "device_bytes": b}) for t, s, b in ((1, 0, 9), (2, 0.5, 3), (3, 1, 2))]
-    assert taken.between(2, 3) == {"device_share": 0.75, "device_bytes": 3}
-    assert taken.between(4, 5) == {}
-    for device, usage in ((None, {}), ("NVIDIA H200", {"device_share": 0.5, "device_bytes": 3})):
-        assert select_usage(taken, SimpleNamespace(began=2, ended=2.5, device=device)) == usage
+    both, later = {"device_share": 0.75, "device_bytes": 3}, {"began": 4, "ended": 5, "device": "NVIDIA H200"}
+    assert taken.during(SimpleNamespace(began=2, ended=3, device="NVIDIA H200")) == both
+    assert taken.during(SimpleNamespace(began=2, ended=3, device=None)) == {}
+    assert taken.during(SimpleNamespace(**later)) == {}
     monkeypatch.setattr(progress, "load_nvml", lambda: None)
     assert UsageSampler()._sample_devices() == {}
 
