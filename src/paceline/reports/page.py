@@ -163,11 +163,9 @@ def render_markdown(
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _escape_markdown(value: Any) -> Any:
+def _escape_markdown(value: Any) -> str:
     """Return text without HTML, links, pictures and line breaks for Markdown."""
-    if not isinstance(value, str):
-        return value
-    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", escape_hidden(" ".join(value.split("\n"))))
+    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", escape_hidden(" ".join(str(value).split("\n"))))
     return re.sub(r"\](?=[(\[:])", r"]\\", text)
 
 
