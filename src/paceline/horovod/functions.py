@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import SyncBatchNorm as SyncBatchNorm
 from torch.utils._pytree import tree_map_only
 
-from paceline.errors import UserError
 from paceline.horovod import collectives
 from paceline.horovod.async_ops import require_same_call
 from paceline.horovod.collectives import Name
@@ -36,8 +35,6 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite `model.state_dict()`, `model.named_parameters()` or tensors by those of the root."""
     require_global_set(process_set)
-    if isinstance(params, Tensor) or not isinstance(params, Iterable):
-        raise UserError(f"broadcast_parameters: give model.state_dict(), not a {type(params).__name__}")
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     values = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
     tensors = [value for value in values if isinstance(value, Tensor)]

@@ -46,8 +46,6 @@ def DistributedOptimizer(
     `groups` and `sparse_as_dense` have no effect: buckets are filled by size, and sparse gradients are sent dense.
     """
     require_global_set(process_set)
-    if not isinstance(optimizer, Optimizer):
-        raise UserError(f"DistributedOptimizer: give an optimiser of torch, not a {type(optimizer).__name__}")
     if isinstance(optimizer, _Distributed):
         raise UserError("this optimiser is a DistributedOptimizer already; give it the one of torch, once")
     if op not in (ops.Average, ops.Sum):

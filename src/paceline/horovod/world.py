@@ -12,14 +12,11 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, UserError
+from paceline.io.format import plural
 from paceline.io.terminal import warn
 from paceline.launch.environment import SINGLE_RANK, RankInfo, detect_rank
 from paceline.launch.process_group import create_subgroup, join_ranks
 
-BANNER = (
-    "paceline.horovod: {}{}; Horovod's names over torch.distributed. The order of the data is the script's own; "
-    "paceline.run makes it the same on any number of ranks"
-)
 TIMEOUT_S = 1800.0  # peers wait while the main rank evaluates or downloads: as long as torch itself waits
 
 
@@ -62,18 +59,6 @@ class ProcessSet:
     def __init__(self, *ranks: Any) -> None:
         raise_no_process_sets()
 
-    def __repr__(self) -> str:
-        return "global_process_set"
-
-    def included(self) -> bool:
-        return True
-
-    def rank(self) -> int:
-        return rank()
-
-    def size(self) -> int:
-        return size()
-
 
 global_process_set: ProcessSet = object.__new__(ProcessSet)
 AnySet = ProcessSet | None
@@ -112,7 +97,7 @@ class _Membership:
             atexit.register(self.leave)
             if place.rank == 0:
                 started = "" if place is SINGLE_RANK else f", started by {place.launcher}"
-                warn(BANNER.format("1 rank" if place.world == 1 else f"{place.world} ranks", started))
+                warn(f"paceline.horovod: {plural(place.world, 'rank')}{started}, over torch.distributed")
         if place.world > 1 and self.barrier is None:
             self.barrier = create_subgroup(backend="gloo" if gloo_built() else None)
         self.place = place

@@ -173,11 +173,9 @@ def _describe_odd_ranks(values: Mapping[int, int], everyone: Sequence[tuple[str,
     odd = [rank for rank, value in values.items() if value != common or not decided]
     names = [name for name in everyone[odd[0]][1] if len({everyone[rank][1].get(name) for rank in values}) > 1]
     what = names[0].partition(" at ")[0] if names else "the position in the data"
-    ranks = join_names([f"{rank} ({everyone[rank][0]})" for rank in odd], 8)
-    reason = f"ranks {ranks} hold a different {what} at step {step}, and no majority tells which is wrong"
-    if decided:
-        subject = f"rank {ranks} holds" if len(odd) == 1 else f"ranks {ranks} hold"
-        reason = f"{subject} another {what} at step {step} than the {count} ranks that must hold the same"
+    ranks = f"rank{'s' * (len(odd) > 1)} {join_names([f'{rank} ({everyone[rank][0]})' for rank in odd], 8)}"
+    others = f"unlike the {count} others that must hold the same" if decided else "and no majority tells which is wrong"
+    reason = f"another {what} at step {step} on {ranks}, {others}"
     advice = "it was not saved; memory or a device may be faulty: resume without that node"
     return RunFailed(f"{reason}; {advice}", code="replica-differs", key=what)
 

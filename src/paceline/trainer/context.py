@@ -89,7 +89,7 @@ class Job(ABC):
 
     def describe_length_change(self, old: Train) -> str:
         """Describe what differs now that the run is longer than the section `old` says."""
-        return ""
+        return "what was done stays as it is"
 
     @abstractmethod
     def restore(self, checkpoint: Checkpoint) -> None: ...

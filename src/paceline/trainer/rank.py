@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shlex
 import socket
 import sys
@@ -345,8 +344,5 @@ def _gather_peaks(device: torch.device) -> list[int]:
 
 def _read_peak_resident() -> int:
     """Return the most bytes of this process; `ru_maxrss` counts those of its parent."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration):  # another system than Linux
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -3,8 +3,7 @@
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,28 +155,19 @@ def save_inference_assets(run: RunDir, workload: BaseWorkload) -> None:
         return
     aside = run.path / f".kept.{os.getpid()}"
     try:
-        with _writing(run.kept):
-            aside.mkdir()
+        aside.mkdir()
         workload.keep(aside)
-        with _writing(run.kept):
-            if (own := find_user_file(workload.spec.workload)) is not None:
-                (aside / SOURCE).mkdir()
-                write_atomic(aside / SOURCE / own.name, own.read_bytes())
-            files = sorted(path for path in aside.rglob("*") if path.is_file())
-            write_sealed(aside / KEPT_SUMS, {str(file.relative_to(aside)): hash_file(file) for file in files})
-            sync_folder(aside)
-            aside.rename(run.kept)
+        if (own := find_user_file(workload.spec.workload)) is not None:
+            (aside / SOURCE).mkdir()
+            write_atomic(aside / SOURCE / own.name, own.read_bytes())
+        files = sorted(path for path in aside.rglob("*") if path.is_file())
+        write_sealed(aside / KEPT_SUMS, {str(file.relative_to(aside)): hash_file(file) for file in files})
+        sync_folder(aside)
+        aside.rename(run.kept)
+    except OSError as error:
+        raise RunFailed(f"cannot write {run.kept}: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn errors of the disk into RunFailed; `Workload.keep` may be the user's own code."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFailed(f"cannot write {folder}: {error.strerror}") from error
 
 
 def find_user_file(workload: str) -> Path | None:

@@ -10,7 +10,6 @@ import tensorflow as tf
 from paceline.horovod.async_ops import Average
 from paceline.horovod.tensorflow.bridge import allreduce, broadcast_variables
 from paceline.horovod.world import size
-from paceline.io.terminal import print_text
 
 Callback: Any = tf.keras.callbacks.Callback
 
@@ -94,9 +93,3 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             return 1 / size() * (epoch * (size() - 1) / warmup_epochs + 1)
 
         super().__init__(initial_lr, multiplier, 0, warmup_epochs, False, momentum_correction, steps_per_epoch)
-        self.verbose = verbose
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        if self.verbose and logs and epoch == (self.end_epoch or 0) - 1:
-            print_text(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {logs['lr']:g}.")
