@@ -12,7 +12,6 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import pytest
 import yaml
 from runs import RUN, differ, ended, endings, paceline_says, step, submitted, undisturbed, until_ended, weights
 from slurm_lab import until
@@ -192,23 +191,6 @@ def test_a_sweep_is_taken_apart_by_an_array(lab, run_file):
     until("the array has ended", lambda: not lab.ask("squeue", "-h").strip(), 180)
     told = json.loads(paceline_says(*words, "--show", "--json"))
     assert [row["status"] for row in told["trials"]] == ["finished", "finished"]
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--partition", "gpus"], "there is no such partition; there are debug, short, high"),
-        (["--nodes", "1", "--gpus-per-node", "3"], "a node of partition debug has 2"),
-        (["--partition", "short", "--time", "2h"], "a job may take 30 min 00 s here"),
-        (["--time", "1m"], "would end before its first checkpoint"),
-        (["--nodes", "5"], "a job may have 2 here"),
-        (["--account", "nobody\nid"], "control characters"),
-    ],
-)
-def test_a_request_that_cannot_work_is_refused_in_one_line(lab, run_file, words, why):
-    said = paceline_says("submit", str(run_file()), *words, code=2)
-    assert why in said
-    assert not Path("runs/line").exists()
 
 
 def test_a_command_runs_on_every_rank_and_again_while_it_saves(lab, run_file):
