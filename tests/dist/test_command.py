@@ -10,9 +10,8 @@ import sys
 import pytest
 from ending import alive, wait_until
 
-from paceline.launch.command import launch_command, run_command_ranks
+from paceline.launch.command import run_command_ranks
 from paceline.launch.signals import SECOND_INTERRUPT_S
-from results import expect_error
 
 QUICK_S = 100.0
 LONG_S = 300
@@ -135,22 +134,6 @@ def test_under_another_launcher_the_process_becomes_the_command():
     process = paceline("launch", "--ranks", 4, "--", sys.executable, "-S", "-c", code, **slurm, MASTER_PORT="2345")
     out, err = process.communicate(timeout=QUICK_S)
     assert json.loads(out) == [process.pid, "3", "4", "1", "2", "n1", "2345"], err
-
-
-@pytest.mark.parametrize(
-    ("command", "ranks", "code", "hint"),
-    [
-        ([], 2, "missing-value", "paceline launch --ranks 2 -- python train.py"),
-        (["true"], 0, "invalid-value", "use 1 to 1024"),
-        (["no-such-program"], 1, "not-found", "no-such-program"),
-        (["python train.py"], 1, "not-found", "-- python train.py"),
-        ([__file__], 1, "not-found", f"python {__file__}"),
-    ],
-)
-def test_what_cannot_be_started_is_said_before_anything_is(command, ranks, code, hint):
-    with expect_error(code) as error:
-        launch_command(command, ranks)
-    assert hint in str(error.value)
 
 
 def test_the_command_line_takes_what_users_of_other_launchers_type(tmp_path):

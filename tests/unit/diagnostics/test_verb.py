@@ -11,7 +11,6 @@ from paceline.cli.doctor import render_examination
 from paceline.diagnostics import network_checks
 from paceline.diagnostics.nodes import _merge_answers, examine_nodes
 from paceline.diagnostics.results import CheckResult, Examination, Health
-from results import expect_error
 
 
 @pytest.fixture
@@ -34,22 +33,6 @@ def test_json_and_exit_code(brief, tmp_path, monkeypatch, ask):
     told = json.loads(answer.out)
     assert (answer.code, told["healthy"]) == (1, False)
     assert [f["remedy"] for f in told["findings"] if f["verdict"] == "wrong"] == ["unset NCCL_SOCKET_IFNAME"]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "by", "key"),
-    [
-        (["n1"], "ssh", "--nodes"),
-        (["n1", "n1"], "ssh", "--nodes"),
-        (["n1", "-oProxyCommand=x"], "ssh", "--nodes"),
-        (["n1", "n2"], "no-such-program", "--by"),
-        (["n1", "n2"], "", "--by"),
-        (["n1", "n2"], "'ssh", "--by"),
-    ],
-)
-def test_bad_requests(nodes, by, key):
-    with expect_error("invalid-value", key):
-        examine_nodes(nodes, [], Path(), by)
 
 
 def test_a_node_where_it_cannot_start_is_named():

@@ -7,7 +7,6 @@ import pytest
 
 from paceline.errors import UserError
 from paceline.slurm.site_file import SiteFile, read_site
-from results import expect_error
 
 
 @pytest.fixture
@@ -35,26 +34,6 @@ def test_recipes_and_page_of_sites(recipe):
     page = (Path(__file__).parents[3] / "docs" / "submit.md").read_text()
     assert site.partition
     assert all(f"`{key}" in page for key in SiteFile.model_fields)
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "key"),
-    [
-        ("partion: gpu", "unknown-key", "partion"),
-        ("warn_s: soon", "invalid-value", "warn_s"),
-        ("time_limit: never", "invalid-value", "time_limit"),
-        ("time_limit: '30'", "invalid-value", "time_limit"),
-        ("memory: much", "invalid-value", "memory"),
-        ('container: "apptainer \'x"', "invalid-value", "container"),
-        ("scratch: /scratch/$USER/x", "invalid-value", "scratch"),
-    ],
-)
-def test_what_is_wrong_is_named_in_one_line(tmp_path, text, code, key):
-    file = tmp_path / "site.yaml"
-    file.write_text(text)
-    with expect_error(code, key) as error:
-        read_site(file)
-    assert "\n" not in str(error.value)
 
 
 def test_nothing_of_a_site_reaches_the_shell_unquoted(tmp_path):
