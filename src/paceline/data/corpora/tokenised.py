@@ -230,8 +230,6 @@ class Vocabulary:
             raise UserError(f"{self.folder / TOKENIZER} is damaged: {error}", code="damaged") from None
 
     def encode(self, texts: list[str]) -> EncodedTexts:
-        if self.tokenizer.truncation is None:
-            raise UserError(f"{self.folder / TOKENIZER} is damaged: it has no truncation", code="damaged")
         return tokenizers.encode_texts(self.tokenizer, self.special, texts)
 
 

@@ -34,8 +34,6 @@ class EnsembleModel(Section):
         given = getattr(self, key)
         if len(given) == 1:
             raise conflict_error(f"model.{key}: {given[0]} is alone; {FEW}")
-        if twice := [path for number, path in enumerate(given) if path in given[:number]]:
-            raise conflict_error(f"model.{key}: {twice[0]} is given twice; leave one out")
         return self
 
 

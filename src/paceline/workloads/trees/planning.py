@@ -17,7 +17,6 @@ from paceline.planner.formulas.step_time import StepTime, all_reduce_s, build_gr
 from paceline.planner.target import PricedCluster
 
 if TYPE_CHECKING:
-    from paceline.data.prepared_table import TableFacts
     from paceline.planner.plan import Plan
 
 OPERATION_FLOPS = {"values": 53.5, "levels": 2010.0, "lines": 3250.0, "bins": 563.0}
@@ -187,23 +186,16 @@ def _shape_of(spec: RunSpec, samples: int | None) -> tuple[TreesShape, list[str]
         bins = float(data.columns * (model.max_bin or 256))
         assumed = [f"{data.columns} columns of numbers (set by data.columns=N), two classes"]
         return TreesShape(samples, data.columns, bins, False, levels, 1, data.bin_rows), assumed
-    from paceline.data.prepared_table import probe_table
+    from paceline.data.prepared_table import choose_target, probe_table
+    from paceline.workloads.trees.sections import BY_NAME
 
     facts, seen = probe_table(data)
     sizes = (facts.rows, len(facts.columns), float(facts.bins), facts.gaps)
     assumed = [f"about {facts.rows:,} rows like the first {seen:,}, which were read"] if seen else []
-    outputs = _count_outputs(model.objective, data.label, facts, sure=not seen)
-    return TreesShape(*sizes, levels, outputs, data.bin_rows), assumed
-
-
-def _count_outputs(objective: str, label: str, facts: "TableFacts", sure: bool) -> int:
-    """Count the outputs per row. The first rows may lack a class, so they are no reason to reject the target."""
-    from paceline.data.prepared_table import choose_target
-    from paceline.workloads.trees.sections import BY_NAME
-
     try:
-        return choose_target(objective, BY_NAME.get(objective), label, facts).outputs
+        outputs = choose_target(model.objective, BY_NAME.get(model.objective), data.label, facts).outputs
     except UserError:
-        if sure:
+        if not seen:
             raise
-        return max(1, len(facts.classes))
+        outputs = max(1, len(facts.classes))  # the first rows may lack a class
+    return TreesShape(*sizes, levels, outputs, data.bin_rows), assumed

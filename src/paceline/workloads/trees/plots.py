@@ -4,7 +4,6 @@ They are drawn when a report first shows the run: SHAP values take longer than s
 """
 
 from collections.abc import Mapping
-from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from paceline.workloads.trees.tree_model import FittedTrees
 
 SHOWN_COLUMNS = 20
 MIN_ROWS, MAX_ROWS = 32, 512
-SHAP_WORK = 5e8  # leaves × levels² × rows: about two seconds of a core
+SHAP_WORK = 2.5e9  # bytes of the model × rows: about two seconds of a core, for trees of six levels
 
 
 def draw_tree_plots(folder: Path) -> None:
@@ -46,8 +45,7 @@ def _choose_rows(folder: Path, fitted: FittedTrees) -> np.ndarray | None:
     if table is None or table.facts.columns != fitted.coding.columns:
         return None
     split = table.split("test" if table.facts.test_rows else "train")
-    levels = 1 + log2(max(2.0, fitted.leaves / max(1, fitted.rounds)))
-    count = int(np.clip(SHAP_WORK / (fitted.leaves * levels**2), MIN_ROWS, MAX_ROWS))
+    count = int(np.clip(SHAP_WORK / len(fitted.raw), MIN_ROWS, MAX_ROWS))
     return np.array(split.X[np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))])
 
 

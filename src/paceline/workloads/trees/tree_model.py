@@ -108,13 +108,6 @@ class FittedTrees:
         booster = self._booster
         return int(booster.num_boosted_rounds() if self.library == "xgboost" else booster.current_iteration())
 
-    @property
-    def leaves(self) -> int:
-        if self.library == "lightgbm":
-            return sum(tree["num_leaves"] for tree in self._booster.dump_model()["tree_info"])
-        trees = json.loads(self.raw)["learner"]["gradient_booster"]["model"]["trees"]
-        return sum(tree["left_children"].count(-1) for tree in trees)
-
     def importance(self) -> dict[str, float]:
         """Return each column's share of the gain of all splits, largest first."""
         if self.library == "xgboost":
