@@ -78,9 +78,8 @@ def open_tables(data: TableData, heads_only: bool = False) -> tuple[TableSource,
     train = _open_arrow(path, kind, "data.path", data, heads_only)
     if data.test_path is None:
         return train, None
-    path, kind = check_table(
-        data.test_path, "data.test_path", {end: kind for end, kind in KINDS.items() if kind != "npz"}
-    )
+    others = {end: kind for end, kind in KINDS.items() if kind != "npz"}  # arrays of test rows are in the first file
+    path, kind = check_table(data.test_path, "data.test_path", others)
     return train, _open_arrow(path, kind, "data.test_path", data, heads_only, train.words)
 
 

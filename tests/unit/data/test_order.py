@@ -5,6 +5,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from counting import Numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,22 +103,6 @@ def test_the_part_is_fixed_spread_over_the_split_and_in_its_order():
     assert select_evaluated(5, 9).tolist() == [0, 1, 2, 3, 4]
 
 
-class Numbers:
-    """Samples that are their own number."""
-
-    def __init__(self, n):
-        self.n = n
-
-    def __len__(self):
-        return self.n
-
-    def cost(self, ids):
-        return ids % 7 + 1
-
-    def batch(self, ids, keys):
-        return ids, keys
-
-
 def mine(step, order, samples, layout, rank):
     (batch,) = loader(samples, order, layout, rank).load([order.global_batch(step)])
     return batch
@@ -137,7 +122,7 @@ def test_every_sample_once_per_epoch_on_any_layout(ranks, micro_batch):
     for step in range(order.steps_per_epoch * epochs):
         of_ranks = [mine(step, order, samples, layout, rank) for rank in range(ranks)]
         assert len({len(b.micro_batches) for b in of_ranks}) == 1, "ranks have the same number of micro-batches"
-        batch = [micro.batch[0] for b in of_ranks for micro in b.micro_batches if micro.weight]
+        batch = [micro.batch for b in of_ranks for micro in b.micro_batches if micro.weight]
         assert sorted(np.concatenate(batch)) == sorted(order.global_batch(step).ids)
         assert max(len(b) for b in batch) <= micro_batch
         seen[order.global_batch(step).epoch] += np.concatenate(batch).tolist()
@@ -168,7 +153,7 @@ def test_a_tail_smaller_than_the_ranks_gives_stand_ins_of_weight_zero():
     assert sum(micro.weight for b in of_ranks for micro in b.micro_batches) == 1
     padding = [replace(loader(Numbers(11), order, Layout("ddp", 4, 10, 3), rank), pads_empty=True) for rank in range(4)]
     micros = [micro for one in padding for micro in one.load([order.global_batch(1)])[0].micro_batches]
-    assert [len(micro.batch[0]) for micro in micros] == [micro.weight for micro in micros], "no sample of others"
+    assert [len(micro.batch) for micro in micros] == [micro.weight for micro in micros], "no sample of others"
 
 
 @pytest.mark.parametrize("at_once", [1, 4])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import paceline
-from paceline import Workload, export, train
+from paceline import export, train
 from paceline.config import build_spec
 from results import expect_error
 
@@ -83,20 +83,13 @@ def test_a_language_model_gives_the_same_logits_by_its_own_loader(lm_run, tmp_pa
     assert text.startswith("A")
 
 
-class Line(Workload):
-    def model(self):
-        return torch.nn.Linear(1, 1)
-
-    def data(self, split):
-        return torch.ones(4, 1) if split == "train" else None
-
-    def loss(self, model, batch):
-        return model(batch).square().sum(), len(batch)
-
-
 def test_a_model_without_a_loader_has_onnx_beside_its_weights(tmp_path):
-    values = {"workload": f"{__name__}:Line", "train": {"steps": 1, "global_batch": 2}, "parallel": {"device": "cpu"}}
-    folder = export(train(build_spec({"name": "line", **values}), tmp_path, show=False).path, tmp_path / "out")
+    values = {
+        "workload": "noisy_data:NoisyData",
+        "train": {"steps": 1, "global_batch": 2},
+        "parallel": {"device": "cpu"},
+    }
+    folder = export(train(build_spec({"name": "plain", **values}), tmp_path, show=False).path, tmp_path / "out")
     assert sorted(file.name for file in folder.iterdir()) == ["config.json", "kept", "model.onnx", "model.safetensors"]
 
 
