@@ -1,18 +1,24 @@
 """Tables and parameters that make no sense: one line each."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 
 from paceline import train
 from paceline.config import build_spec
 from paceline.errors import UserError
 from results import expect_error
 
-QUERIES = "q,a,b,y\n" + "".join(f"{i // 5},{i % 7},{i % 4},{i % 3}\n" for i in range(60))
 CLEAN = "a,b,town,y\n" + "".join(f"{i % 7},{i % 3},{'AB'[i % 2]},{'no' if i % 5 else 'yes'}\n" for i in range(60))
-WORDY = CLEAN + "".join(f"1,2,w{i},no\n" for i in range(300))
-NUMBERS = CLEAN.replace("no", "0.5").replace("yes", "1.5")
-NO_WORDS = {"data.categories": []}
+TABLES = {
+    "clean": CLEAN,
+    "empty": "",
+    "numbers": CLEAN.replace("no", "0.5").replace("yes", "1.5"),
+    "queries": "q,a,b,y\n" + "".join(f"{i // 5},{i % 7},{i % 4},{i % 3}\n" for i in range(60)),
+    "wordy": CLEAN + "".join(f"1,2,w{i},no\n" for i in range(300)),
+}
 
 
 def reject(tmp_path, text, given=(), name="table.csv"):
@@ -28,45 +34,17 @@ def reject(tmp_path, text, given=(), name="table.csv"):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("text", "given", "key", "shown"),
-    [
-        (CLEAN, {"data.label": "Y"}, "data.label", "a, b, town, y"),
-        (CLEAN.replace("yes", "no"), {}, "data.label", "data.label=y"),
-        (WORDY, NO_WORDS, "data.ignore", "data.categories=[town]"),
-        (CLEAN, {"data.categories": ["town", "city"]}, "data.categories", "city"),
-        (CLEAN, {"data.weight": "town", **NO_WORDS}, "data.weight", "'town'"),
-        (CLEAN, {"data.weight": "b", "data.ignore": ["a", "town"], **NO_WORDS}, "data.ignore", "'y'"),
-        (CLEAN, {"data.query": "a"}, "data.query", "row 8"),
-        (CLEAN, {"data.query": "y"}, "data.label", "'y'"),
-        (CLEAN, {"model.objective": "rank:ndcg"}, "model.objective", "data.query=COLUMN"),
-        (CLEAN, {"train.lr": 0.1}, "train.lr", "model.learning_rate=0.1"),
-        (CLEAN, {"model.metric": "math:cos", "data.test_fraction": 0}, "model.metric", "test_fraction"),
-        (CLEAN.replace("1,1,B", "-inf,1,B"), {}, "a", "row 2"),
-        (CLEAN.replace("1,1,B,no", "1,1,B,"), {}, "data.label", "row 2"),
-        (CLEAN.replace("1,1,B,no", "1,1"), {}, "data.path", "Expected 4 columns, got 2"),
-        (NUMBERS, {"model.objective": "multiclass"}, "model.objective", "0.5, 1.5"),
-        (CLEAN.replace("yes", "so", 3), {"model.objective": "binary"}, "model.objective", "multiclass"),
-        (CLEAN.replace("no", "1").replace("yes", "2", 3).replace("yes", "3"), {}, "model.objective", "regression"),
-        (NUMBERS.replace("1.5", "-2"), {"model.objective": "count:poisson"}, "model.objective", "-2"),
-        (CLEAN, {"parallel.ranks": 64}, "parallel.ranks", "fewer ranks"),
-        (CLEAN, {"train.steps": None}, "train.steps", "train.steps=200"),
-        (CLEAN, {"model.library": "lightgbm", "parallel.ranks": 2}, "parallel.ranks", "model.library=xgboost"),
-        (CLEAN, {"model.library": "lightgbm", "data.memory": "disk"}, "data.memory", "xgboost"),
-        (CLEAN, {"parallel.strategy": "fsdp", "parallel.ranks": 2}, "parallel", "parallel.ranks"),
-        ("", {}, "data.path", "empty"),
-        (QUERIES, {"data.query": "q", "model.subsample": 0.5, **NO_WORDS}, "model.subsample", "lightgbm"),
-        (QUERIES, {"data.query": "q", "data.weight": "a", **NO_WORDS}, "data.weight", "lightgbm"),
-        (QUERIES, {"data.query": "q", "parallel.ranks": 11, **NO_WORDS}, "parallel.ranks", "queries"),
-        (QUERIES, {"data.query": "q", "model.objective": "multiclass", **NO_WORDS}, "model.objective", "rank:ndcg"),
-        (QUERIES.replace(",2\n", ",-2\n"), {"data.query": "q", **NO_WORDS}, "model.objective", "-2, 0, 1"),
-        (QUERIES.replace("0,3,", ",3,", 1), {"data.query": "q", **NO_WORDS}, "data.query", "row 4"),
-    ],
-)
-def test_the_error_names_the_key_and_the_place(tmp_path, text, given, key, shown):
+@pytest.mark.parametrize("row", yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text("utf-8")), ids=str)
+def test_the_error_names_the_key_and_the_place(tmp_path, row):
+    name = row.get("table", "clean")
+    text, given = TABLES[name], row.get("given", {})
+    for change in row.get("replace", ()):
+        text = text.replace(*change)
+    if name == "queries":
+        given = {"data.query": "q", "data.categories": [], **given}
     error = reject(tmp_path, text, given)
-    assert error.key == key
-    assert shown in str(error)
+    assert error.key == row["key"]
+    assert row["shown"] in str(error)
 
 
 @pytest.mark.parametrize(
