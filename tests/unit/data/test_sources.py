@@ -16,7 +16,7 @@ import pytest
 from paceline.data.corpora import docstrings, labelled
 from paceline.data.corpora.labelled import LabelledCorpus, open_source
 from paceline.data.table_source import ArrowTable
-from paceline.data.tables import check_table, iter_columns, iter_rows, table_kind
+from paceline.data.tables import iter_columns, iter_rows, table_kind
 from paceline.errors import UserError
 from paceline.workloads.classifier.sections import TextData
 from results import expect_error
@@ -89,21 +89,6 @@ def test_rows_by_name_and_in_batches(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "code", "named"),
-    [
-        ("rows.csv", "a,b\n1,2\n3\n", "invalid-format", "row 2"),
-        ("rows.jsonl", "{}\n[1]", "invalid-format", "line 2"),
-        ("rows.xlsx", "x", "invalid-format", ".csv"),
-    ],
-)
-def test_a_table_that_is_none_is_named(tmp_path, name, text, code, named):
-    (tmp_path / name).write_text(text)
-    with expect_error(code) as refused:
-        list(iter_rows(*check_table(tmp_path / name, "data.path")))
-    assert named in str(refused.value)
-
-
-@pytest.mark.parametrize(
     ("labels", "classes"),
     [
         ([10, 9, 2], ("2", "9", "10")),
@@ -169,64 +154,6 @@ def test_the_fingerprint_is_of_content_and_settings(tmp_path):
     assert len(prints | {first}) == len(others) + 2
 
 
-# --- what can be wrong, and what is said then ---------------------------------------------------------------------
-
-GOOD = "text,label\none,a\ntwo,b\n"
-IDENTIFIERS = "text,label\n" + "".join(f"some words,{i}\n" for i in range(10_001))
-BROKEN = [
-    ("blank lines", "jsonl", b"\n\n  \n", {}, "invalid-data", ""),
-    ("no text column", "csv", b"txt,label\none,a\n", {}, "unknown-name", "'txt'"),
-    ("no label column", "csv", b"text,stars\none,a\n", {}, "unknown-name", "text, stars"),
-    ("named column", "csv", GOOD.encode(), {"label": "lable"}, "unknown-name", "data.label=COLUMN"),
-    ("one text", "csv", b"text,label\none,a\none,b\n", {}, "invalid-data", "data.test_path=FILE"),
-    ("identifier", "csv", IDENTIFIERS.encode(), {}, "invalid-data", "10,000"),
-    ("not gzip", "csv", b"\x1f\x8b nonsense", {}, "invalid-format", ""),
-    ("cut gzip", "csv", gzip.compress(GOOD.encode() + b"more words,one\n" * 99)[:-12], {}, "invalid-format", ""),
-    ("missing key", "jsonl", b'{"text": "a", "label": 0}\n{"text": "b"}\n', {}, "unknown-name", "line 2"),
-    ("null text", "jsonl", b'{"text": null, "label": 0}\n', {}, "invalid-data", "line 1: 'text'"),
-    ("null label", "jsonl", b'{"text": "a", "label": null}\n', {}, "invalid-data", "line 1: 'label'"),
-    ("measured label", "jsonl", b'{"text": "a", "label": 0.5}\n', {}, "invalid-data", "0.5"),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "content", "fields", "code", "named"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN]
-)
-def test_a_broken_file_is_named(tmp_path, kind, content, fields, code, named):
-    path = tmp_path / "rows"
-    path.write_bytes(content)
-    with expect_error(code) as caught:
-        _ = opened(path, kind, **fields).classes()
-    assert str(path) in str(caught.value)
-    assert named in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("rows", "said"), [([("b", "sports")], "did you mean 'sport'"), ([], "no rows")])
-def test_a_test_file_without_rows_or_with_other_labels_is_named(tmp_path, rows, said):
-    train, test = write(tmp_path, "csv", [("a", "sport"), ("b", "news")]), write(tmp_path, "csv", rows, "test")
-    with expect_error("invalid-data", "data.test_path", match=said):
-        list(opened(train, "csv", test_path=test).test())
-
-
-MISPLACED = [
-    ({"source": "csv", "path": "nowhere/rows.csv"}, "not-found", "data.path"),
-    ({"source": "csv", "path": "rows.csv", "test_path": "tset.csv"}, "not-found", "data.test_path"),
-    ({"source": "ag_news"}, "missing-value", "data.path"),
-    ({"source": "ag_news", "path": "rows.csv"}, "not-found", "data.path"),
-    ({"source": "ag_news", "path": "."}, "not-found", "data.path"),
-    ({"source": "ag_news", "path": ".", "test_path": "rows.csv"}, "conflict", "data.test_path"),
-]
-
-
-@pytest.mark.parametrize(("fields", "code", "key"), MISPLACED)
-def test_a_misplaced_path_is_named_at_once(tmp_path, fields, code, key):
-    write(tmp_path, "csv", ROWS)
-    given = {key: tmp_path / value if "path" in key else value for key, value in fields.items()}
-    with expect_error(code, key):
-        open_source(TextData(**given))
-
-
 # --- AG News ------------------------------------------------------------------------------------------------------
 
 
@@ -257,21 +184,6 @@ def test_ag_news_in_its_original_layout(tmp_path):
 )
 def test_ag_news_is_cleaned_gently(raw, clean):
     assert labelled.unescape_text(raw) == clean
-
-
-@pytest.mark.parametrize(
-    ("train", "code", "named"),
-    [
-        ('"1","a","b"\n"5","a","b"\n', "invalid-data", "row 2: class '5'"),
-        ("Class Index,Title,Description\n", "invalid-data", "header"),
-        ('"1","a"\n', "invalid-format", "row 1"),
-        ("\n", "invalid-data", "train.csv"),
-    ],
-)
-def test_broken_ag_news_is_named(tmp_path, train, code, named):
-    with expect_error(code) as refused:
-        list(ag_folder(tmp_path, train).train())
-    assert named in str(refused.value)
 
 
 def test_docstrings_are_read_once_balanced_distinct_and_masked(tmp_path, monkeypatch):

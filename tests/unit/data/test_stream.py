@@ -99,26 +99,6 @@ def test_docstrings_are_whole_and_limited(tmp_path, monkeypatch):
     assert "\n" in streams.tokenizer.decode(streams.train[1:500].tolist())
 
 
-BAD = {
-    "absent": ("nothing.txt", {}, "not-found"),
-    "empty file": ("empty.txt", {"empty.txt": ""}, "invalid-data"),
-    "empty folder": ("folder", {"folder/picture.png": "x"}, "invalid-data"),
-    "blank": ("blank.txt", {"blank.txt": " \n\n "}, "invalid-data"),
-    "one document": ("one.txt", {"one.txt": "short"}, "invalid-data"),
-    "pattern": ("*.text", {"a.txt": "x"}, "invalid-data"),
-    "not utf-8": ("latin.txt", {"latin.txt": b"caf\xe9\n" * 9}, "invalid-format"),
-}
-
-
-@pytest.mark.parametrize(("path", "given", "code"), BAD.values(), ids=BAD)
-def test_bad_input_has_a_code(tmp_path, path, given, code):
-    for name, content in given.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with expect_error(code, match=path.split("*")[-1]):
-        TokenStreams.prepare(data_of(tmp_path, tmp_path / path))
-
-
 def tokens_of(length):
     return np.random.default_rng(length).integers(0, 300, length).astype(np.uint16)
 

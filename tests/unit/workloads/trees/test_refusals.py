@@ -21,9 +21,9 @@ TABLES = {
 }
 
 
-def reject(tmp_path, text, given=(), name="table.csv"):
+def reject(tmp_path, text, given=()):
     """The error of a run on this table; nothing was written."""
-    file = tmp_path / name
+    file = tmp_path / "table.csv"
     file.write_text(text)
     values = {"path": str(file), "label": "y", "categories": ["town"], "cache": str(tmp_path / "cache")}
     spec = build_spec({"workload": "trees", "data": values, "train": {"steps": 2}}).replace(dict(given))
