@@ -172,7 +172,7 @@ def _build_table(folder: Path, data: TableData, train: TableSource, test: TableS
         seen += len(rows.y)
     encoder.start_testing()
     if test is not None:
-        for name in encoder.needed:
+        for name in filter(None, (*encoder.names, encoder.label, encoder.weight, encoder.query)):
             check_columns({"data.test_path": name}, test.columns, test.name)
         seen = 0
         for rows in encoder.iter_encoded(test):

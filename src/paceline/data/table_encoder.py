@@ -101,10 +101,6 @@ class TableEncoder:
         self.label_words = False
         self.testing = False
 
-    @property
-    def needed(self) -> list[str]:
-        return [*self.names, self.label, *filter(None, (self.weight, self.query))]
-
     def start_testing(self) -> None:
         """Treat new categories as missing from now on, and reject new classes."""
         self.testing = True

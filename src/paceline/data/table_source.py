@@ -150,8 +150,8 @@ def _open_arrow(
     table = ArrowTable.open(path, kind, key)
     if words is None:
         for option, name in (("data.label", data.label), *(("data.categories", name) for name in data.categories)):
-            check_columns({option: name}, table.columns, path)
-    columns = [name for name in table.columns if name not in data.ignore]
+            check_columns({option: name}, table.dataset.schema.names, path)
+    columns = [name for name in table.dataset.schema.names if name not in data.ignore]
     if words is None:
         kinds = table.find_kinds(columns, heads_only)
         named = {name for name in kinds if name == data.label and kinds[name] == "bools"} | set(data.categories)
@@ -240,10 +240,6 @@ class ArrowTable:
         except (pyarrow.ArrowException, OSError) as error:
             raise reject_value(key, path, f"cannot be read as {kind} ({get_first_line(error)})", "unreadable") from None
         return cls(path, kind, opened)
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self.dataset.schema.names)
 
     def iter_batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         with _translate_arrow_errors(self.path):

@@ -82,7 +82,7 @@ def test_rows_by_name_and_in_batches(tmp_path, kind):
     if kind == "jsonl":
         return
     table = ArrowTable.open(file, table_kind(file), "data.path")
-    assert (table.columns, table.count_rows()) == (["id", "text", "label"], 5 if kind == "parquet" else 6)
+    assert (table.dataset.schema.names, table.count_rows()) == (["id", "text", "label"], 5 if kind == "parquet" else 6)
     for batches in (table.iter_batches(["label", "id"], 1), table.iter_first(["label", "id"], 5)):
         found = [(row["label"], str(row["id"])) for batch in batches for row in batch.to_pylist()]
         assert found == [(row["label"], str(row["id"])) for row in rows]

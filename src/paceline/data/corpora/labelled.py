@@ -41,10 +41,7 @@ TRAIN_NAMES = ("train.csv", "train.csv.gz", "train_subset.csv", "train_subset.cs
 TEST_NAMES = ("test.csv", "test.csv.gz")
 CLEANING = 1  # raise it when `clean` changes the texts: cached corpora are named by it
 
-EXPECTED = (
-    "a folder with train.csv and test.csv (or .csv.gz; rows of class 1-4, title, description, no header) was expected; "
-    "type  data.path=FOLDER"
-)
+EXPECTED = "type  data.path=FOLDER  with train.csv and test.csv (or .csv.gz), rows of class 1-4, title, description"
 
 # The publication dropped the '&' of many entities: "Ravens #39; Reed", "a quot;crescent quot;".
 DROPPED_AMPERSAND = re.compile(r"(?<![&\w])(#\d{2,5}|quot|amp|lt|gt|nbsp|hellip|[lr]squo|[lr]dquo|[mn]dash);")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data import cache
-from paceline.data.cache import ArrayWriter, DamagedEntry
+from paceline.data.cache import ArrayWriter
 from paceline.data.corpora import tokenizer as tokenizers
 from paceline.data.corpora.tokenizer import ChosenTokenizer, EncodedTexts, restore_tokenizer, vocabulary_size
 from paceline.data.files import hash_text, unreadable_error
@@ -130,8 +130,6 @@ class TokenisedCorpus:
     def open(cls, folder: Path, verify: bool = False) -> Self:
         """Map a prepared corpus; DamagedEntry if it is incomplete or, with `verify`, changed."""
         meta = cache.read_facts(folder / META, verify)
-        if meta["format"] != FORMAT:
-            raise DamagedEntry(f"its format is {meta['format']}, not {FORMAT}")
         special = meta.get("special", 0)  # older ones have a learned vocabulary, where it is token 0
         return cls(folder, meta["vocab"], special, meta["fingerprint"], **cls.read_fields(folder, meta))
 

@@ -92,6 +92,7 @@ class Member:
 
 
 def check_finished(path: Path) -> RunDir:
+    """Return the run; raise UserError if it is not finished."""
     run = RunDir.open(path)
     with suppress(UserError):
         if read_summary(run.summary_file).status == RunStatus.FINISHED:
@@ -100,6 +101,7 @@ def check_finished(path: Path) -> RunDir:
 
 
 def hash_run(path: Path) -> str:
+    """Hash the manifest of the newest checkpoint, which has the sums of its files, and what the run kept."""
     run = RunDir(path)
     sealed = list_sealed(run.checkpoints)
     if not sealed:
@@ -111,6 +113,7 @@ def hash_run(path: Path) -> str:
 
 
 def name_members(paths: Sequence[Path]) -> list[str]:
+    """Name each by its file or folder; a name that is taken gets a number."""
     found: list[str] = []
     for path in paths:
         stem = path.stem if path.suffix in (".yaml", ".yml") else path.name
@@ -125,7 +128,7 @@ def compute_mean_loss(found: np.ndarray, truth: np.ndarray) -> float:
     return float(((found - truth) ** 2).mean())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FittedEnsemble:
     members: Sequence[Member]
     classes: tuple[str, ...]
@@ -142,9 +145,6 @@ class FittedEnsemble:
         found = [member.outputs([inputs]).aligned(self.classes, member.name) for member in self.members]
         whole = self.combination(np.stack(found))
         return {"probabilities": whole} if self.classes else {NUMBERS: whole}
-
-    def __repr__(self) -> str:
-        return f"FittedEnsemble({join_names([member.name for member in self.members])})"
 
     def export(self, folder: Path) -> None:
         paths = [member.model.run.path for member in self.members]

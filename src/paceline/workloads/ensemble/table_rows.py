@@ -96,11 +96,13 @@ def read_labelled_rows(path: Path, label: str, key: str) -> RowSet:
 
 
 def assign_folds(rows: RowSet, folds: int, seed: int) -> np.ndarray:
+    """Return the fold of each row, drawn by its number in the file."""
     hashed = mix(rows.numbers.astype(np.uint64) + derive_key(seed, FOLD))
     return (hashed % np.uint64(folds)).astype(np.int64)
 
 
 def drop_seen_rows(rows: RowSet, runs: list[Path], log: LogFn) -> RowSet:
+    """Return the rows that are not in the training tables of the runs; raise UserError if most are."""
     seen = np.zeros(len(rows), bool)
     for run in runs:
         table: Any = getattr(RunDir(run).recorded_spec().data, "path", None)

@@ -71,12 +71,14 @@ class MemberFile:
 
 
 def load_member_files(files: Sequence[Path], names: Sequence[str]) -> list[MemberFile]:
+    """Load the run files of members; each ignores the columns that another one reads as texts."""
     specs = [load(file) for file in files]
     texts = {str(spec.data.text) for spec in specs if hasattr(spec.data, "text")}
     return [MemberFile(*member, tuple(sorted(texts))) for member in zip(names, files, specs, strict=True)]
 
 
 def train_member(spec: RunSpec, out: Path) -> tuple[Path, bool]:
+    """Train or resume a member; return its run folder, and whether it is finished. An error begins with its name."""
     try:
         result = train_trial(spec, out, again=True, new_process=False)
     except PacelineError as error:

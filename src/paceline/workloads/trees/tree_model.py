@@ -100,9 +100,6 @@ class FittedTrees:
     def _booster(self) -> Any:
         return load_booster(self.library, self.raw)
 
-    def __repr__(self) -> str:
-        return f"FittedTrees({self.library}: {self.rounds} rounds, {len(self.coding.columns)} columns)"
-
     @property
     def rounds(self) -> int:
         booster = self._booster
