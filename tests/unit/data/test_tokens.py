@@ -132,14 +132,10 @@ def test_what_a_killed_builder_left_is_removed(data):
     assert entries(data) == [first.folder.name]
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "kind"),
-    [
-        (errno.ENOSPC, "disk-full", RunFailed),
-        (errno.EDQUOT, "disk-full", RunFailed),
-        (errno.EROFS, "not-writable", UserError),
-    ],
-)
+DISKS = [(errno.ENOSPC, "disk-full", RunFailed), (errno.EROFS, "not-writable", UserError)]
+
+
+@pytest.mark.parametrize(("number", "code", "kind"), DISKS)
 def test_a_failing_disk_leaves_nothing_behind(data, monkeypatch, number, code, kind):
     def fail(self, values):
         raise OSError(number, os.strerror(number))
@@ -148,16 +144,6 @@ def test_a_failing_disk_leaves_nothing_behind(data, monkeypatch, number, code, k
     with expect_error(code, "data.cache", kind):
         LabelledCorpus.prepare(data)
     assert entries(data) == []
-
-
-def test_an_error_in_the_last_row_or_of_the_folder_leaves_nothing_behind(data, tmp_path):
-    test = tmp_path / "test.jsonl"
-    test.write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 7}\n')
-    with expect_error("invalid-data", "data.test_path"):
-        LabelledCorpus.prepare(data.model_copy(update={"test_path": test}))
-    assert entries(data) == []
-    with expect_error("not-writable", "data.cache"):
-        LabelledCorpus.prepare(data.model_copy(update={"cache": test / "cache"}))
 
 
 BUILDER = """

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import paceline
 from paceline.config import Train, build_spec, load
@@ -192,26 +193,13 @@ def test_what_a_mask_leaves_out_does_not_count():
     assert mean == pytest.approx(module.original.evaluate(words, classes, batch_size=14, verbose=0), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("model", "data", "message"),
-    [
-        ({"build": "bild"}, None, "did you mean 'build'"),
-        ({"build": "build", "arguments": {"depth": 2}}, None, "model.arguments: "),
-        ({"build": "nothing"}, None, "nothing: returned int"),
-        ({"build": "fails"}, None, "models.py:fails fails: "),
-        ({"build": "frozen"}, None, "model.loss: not given"),
-        ({"build": "frozen", "loss": "mean_sqared_error"}, None, "did you mean 'mean_squared_error'"),
-        ({"build": "own_step"}, f"{MODELS}:numbers", "its own train_step"),
-        ({"build": "build", "metrics": ["acuracy"]}, None, "keras.metrics.acuracy"),
-        ({"build": "build", "score": "acuracy"}, None, "model.score=acuracy"),
-        ({"build": "build", "loss": f"{MODELS}:one_number"}, f"{MODELS}:numbers", "one_number must give"),
-        ({"build": "build"}, f"{MODELS}:nothing", "must return both splits"),
-        ({"build": "build"}, f"{MODELS}:missing", "function 'missing'"),
-        ({"build": "build", "loss": "categorical_crossentropy"}, None, "do not fit together: "),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_starts(model, data, message, tmp_path):
-    with pytest.raises(UserError, match=message) as said:
+@pytest.mark.parametrize("row", yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text("utf-8")), ids=str)
+def test_a_mistake_is_one_line_before_anything_starts(row, tmp_path):
+    model = {"build": "build", **row["model"]}
+    if ":" in model.get("loss", ""):
+        model["loss"] = f"{MODELS}{model['loss']}"
+    data = f"{MODELS}:{row['data']}" if "data" in row else None
+    with pytest.raises(UserError, match=row["message"]) as said:
         paceline.train(run(model, data), tmp_path, show=False)
     assert "\n" not in str(said.value).partition("\n\n")[0]
     assert not list(tmp_path.iterdir())
