@@ -202,16 +202,6 @@ def test_a_fit_of_a_cuda_tensor_leaves_the_counts_there(sparse, monkeypatch):
     assert (unit[0] @ unit[1].T).max(1).min() > 0.99
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("sparse", [False, True])
-def test_a_fit_on_another_device_than_the_current_one(sparse):
-    X, _, _ = planted(500, 400, 4, 500)
-    tensor = torch.tensor(X, dtype=torch.float32, device="cuda:1")
-    model = pt.fit(tensor.to_sparse_csr() if sparse else tensor, k=4)
-    assert model.loss == pytest.approx(exact_loss(X, model.L, model.F), rel=1e-6)
-    assert torch.cuda.current_device() == 0
-
-
 def test_many_documents_are_added_up_without_loss():
     """One topic is the shares of the terms, however many documents there are. Ratios of dense counts are halves, and
     here there are only a few of them, whose rounding does not cancel."""

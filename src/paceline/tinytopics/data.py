@@ -1,6 +1,5 @@
 """Datasets of rows, and what `fit_model` is given as the counts that the engine reads."""
 
-from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +73,6 @@ class DatasetCounts(Counts):
     resident = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dataset, Sized):
-            raise TypeError(f"{type(self.dataset).__name__} has no length: an epoch needs to know its documents")
         if not len(self.dataset):
             raise UserError(f"{type(self.dataset).__name__} is empty: give at least one document")
 

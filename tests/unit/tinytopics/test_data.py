@@ -38,15 +38,11 @@ def test_all_rows_or_some(dataset):
     for found, expected in ((whole[2], X[2]), (whole[-1], X[4]), (some[0], X[3]), (whole[torch.tensor(1)], X[1])):
         assert found.tolist() == expected.tolist()
     assert [row.tolist() for row in some] == X[[3, 1]].tolist()
+    assert whole[0].dtype == (torch.int32 if isinstance(whole, TorchDiskDataset) else torch.float32)
     with pytest.raises(IndexError):
         whole[5]
     with pytest.raises(UserError, match="has 5 rows"):
         dataset(indices=[5])
-
-
-def test_rows_of_arrays_are_floats_and_those_of_tensors_stay_what_they_are(files):
-    assert NumpyDiskDataset(files / "x.npy")[0].dtype == torch.float32
-    assert TorchDiskDataset(files / "x.pt")[0].dtype == torch.int32
 
 
 @pytest.mark.parametrize(("kind", "name"), [(NumpyDiskDataset, "x.npy"), (TorchDiskDataset, "x.pt")])

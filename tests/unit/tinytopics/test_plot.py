@@ -59,15 +59,6 @@ def test_documents_are_stacked_bars_of_their_topics(given):
     assert (axes.get_xlim(), axes.get_ylim()) == ((0, 3), (0, 1))
 
 
-def test_of_many_documents_those_that_share_a_pixel_are_one_bar():
-    many = np.repeat([[1.0, 0.0], [0.0, 1.0]], 4000, axis=0)
-    plot_structure(many, **SMALL)
-    first = plt.gca().patches[0].get_data()
-    assert len(first.values) == 160
-    assert first.edges[-1] == 8000
-    assert_allclose(first.values, np.repeat([1.0, 0.0], 80))
-
-
 def test_the_first_terms_of_every_topic():
     plot_top_terms(F, n_top_terms=2, term_names=["a", "b", "c"], **SMALL)
     first, second = plt.gcf().axes

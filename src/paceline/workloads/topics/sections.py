@@ -24,12 +24,8 @@ class FitOptions:
     start: str = "auto"
     tolerance: float = 1e-7  # mean relative gain of the loss per pass, over the last passes, that ends a fit
     starts: int = 1
-    passes: int | None = None
+    passes: int = DEFAULT_PASSES
     residual: float = 1e-3  # share of the topics' mass that an EM step still moves: 0 at an optimum
-
-    @property
-    def max_passes(self) -> int:
-        return DEFAULT_PASSES if self.passes is None else self.passes
 
     @property
     def steady(self) -> float:
@@ -39,7 +35,7 @@ class FitOptions:
     def check(self) -> None:
         """Raise UserError for a value that is not possible."""
         wrong = {} if self.start in STARTS else {"start": f"one of {', '.join(STARTS)}"}
-        for key, least, number in (("starts", 1, self.starts), ("passes", 1, self.max_passes), ("seed", 0, self.seed)):
+        for key, least, number in (("starts", 1, self.starts), ("passes", 1, self.passes), ("seed", 0, self.seed)):
             if not isinstance(number, Integral) or not least <= number < 1 << 31:
                 wrong[key] = f"a whole number, {least} or more"
         if not isinstance(self.tolerance, int | float) or not self.tolerance >= 0:

@@ -31,6 +31,7 @@ from paceline.workloads.topics.files.texts import WORDS, TextOptions, is_text
 from paceline.workloads.topics.fitting.problem import FitProblem, build_problem, check_topics, sample_documents
 from paceline.workloads.topics.result.model import MODEL_FILE, TopicFit
 from paceline.workloads.topics.sections import FitOptions, TopicsData, TopicsModel
+from paceline.workloads.topics.sizes import DEFAULT_PASSES
 
 MAX_DONE = 0.98
 SAVED = ("losses", "passes", "momentum", "residual", "moved", "turned", "has_before", "leaped", "drift", "drifted")
@@ -106,14 +107,14 @@ class Topics(PassWorkload):
         train, asked = self.spec.train, self._model.model_dump()
         settings = {**asked, "seed": train.seed, "text": self._data.text_options()}
         k = asked.pop("k")
-        options = FitOptions(**asked, seed=train.seed, passes=train.steps or train.epochs)
+        options = FitOptions(**asked, seed=train.seed, passes=train.steps or train.epochs or DEFAULT_PASSES)
         return TopicPasses(build_problem(counts, device), k, options, settings)
 
 
 class TopicPasses(Passes):
     def __init__(self, problem: FitProblem, k: int, options: FitOptions, settings: Mapping[str, Any]) -> None:
         self.problem, self.counts, self.k, self.options, self.settings = problem, problem.counts, k, options, settings
-        self.samples, self.most = self.counts.documents, options.max_passes
+        self.samples, self.most = self.counts.documents, options.passes
         self.parameters = self.k * (self.counts.documents + self.counts.terms)
         self.final_loss, self.seconds, self._share_done = math.nan, 0.0, 0.0
         self.fit: Any = None  # an AcceleratedEM, once it has begun or is restored

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paceline.errors import UserError
+from paceline.workloads.topics.counts.arrays import from_tensor
 from paceline.workloads.topics.counts.matrices import Csr, to_dense, to_sparse
 from paceline.workloads.topics.counts.stream import compute_totals, iterate_blocks
 from paceline.workloads.topics.files import disk_counts
 from paceline.workloads.topics.files.datasets import NumpyDiskDataset, TorchDiskDataset
-from paceline.workloads.topics.files.reading import read_counts
+from paceline.workloads.topics.files.reading import convert, read_counts
 from results import expect_error
 
 X = np.random.default_rng(0).poisson(0.4, (57, 33))
@@ -146,7 +147,9 @@ def test_what_is_given_is_neither_copied_nor_changed():
 
 def test_fractions_when_allowed(tmp_path):
     fractions = X * 0.5
-    for source in (fractions, scipy.sparse.csr_array(fractions), on_disk(tmp_path, fractions)):
+    convert(fractions, tmp_path / "shards", fractional=True, shard_bytes=300)
+    sparse = scipy.sparse.csr_array(fractions)
+    for source in (fractions, sparse, on_disk(tmp_path, fractions), tmp_path / "shards"):
         counts = read_counts(source, fractional=True)
         assert (whole(counts, block_bytes=999) == fractions).all()
         sums = compute_totals(counts)
@@ -188,6 +191,8 @@ def test_what_is_not_a_count(value, tmp_path):
         lambda: read_counts(matrix),
         lambda: read_counts(scipy.sparse.csr_array(matrix)),
         lambda: read_counts(torch.tensor(matrix)),
+        lambda: from_tensor(torch.tensor(matrix)),
+        lambda: from_tensor(torch.tensor(matrix).to_sparse_csr()),
         lambda: compute_totals(stored),
         lambda: whole(stored, block_bytes=500),
         *([lambda: read_counts(matrix.astype(np.int8))] if value == -1 else []),

@@ -1,6 +1,7 @@
 """A pass and a fit against plain float64 arithmetic, on random counts of many shapes."""
 
 import copy
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -17,11 +18,10 @@ from torch.testing import assert_close
 from paceline.workload import FitEnd
 from paceline.workloads.topics.files.reading import read_counts
 from paceline.workloads.topics.fitting.least_squares import SweepCounts, find_topics_by_least_squares
-from paceline.workloads.topics.fitting.passes import cut_evenly, make_cpu_pass
+from paceline.workloads.topics.fitting.passes import cut_evenly, make_cpu_pass, make_pass
 from paceline.workloads.topics.fitting.problem import (
     SampleSize,
     build_problem,
-    documents_of_rank,
     find_first_topics,
     sample_documents,
 )
@@ -61,10 +61,9 @@ def by_hand(X, L, F):
 def test_a_pass_is_the_em_step(n, m, k, seed, high):
     X, L, F = problem(n, m, k, seed, high)
     L_new, S, loss = by_hand(X, L, F)
-    for source in (X, sp.csr_array(X)):
-        counts = read_counts(source)
-        found, sums = torch.tensor(L, dtype=torch.float32), torch.zeros(m, k)
-        work = make_cpu_pass(counts.block(0, n), torch.ones(m) / m)
+    for block, plain in itertools.product((read_counts(c).block(0, n) for c in (X, sp.csr_array(X))), (False, True)):
+        found, sums, share = torch.tensor(L, dtype=torch.float32), torch.zeros(m, k), torch.ones(m) / m
+        work = make_pass(block, X.sum(1), share, "cpu") if plain else make_cpu_pass(block, share)
         said = float(work(found, torch.tensor(F.T, dtype=torch.float32), sums))
         assert said == pytest.approx(loss, rel=1e-5, abs=1e-4 + 1e-6 * X.sum())  # in float32, p = 1 is not exact
         assert_allclose(found, L_new, rtol=1e-4, atol=1e-6)
@@ -289,15 +288,6 @@ def test_a_sample_is_spread_over_all_documents():
     assert 300 <= few.documents < 500
     assert values.min() < 200
     assert values.max() > 4800
-
-
-@given(st.integers(1, 1000), st.integers(1, 64))
-def test_ranks_share_all_documents(documents, world):
-    parts = [documents_of_rank(documents, rank, world) for rank in range(world)]
-    assert [at for first, last in parts for at in range(first, last)] == list(range(documents))
-    assert [last - first for first, last in parts if last > first] == [
-        len(part) for part in torch.arange(documents).chunk(world)
-    ]
 
 
 def test_streamed_is_the_same_as_in_memory(planted, tmp_path):

@@ -109,6 +109,8 @@ def test_the_command(made, tmp_path, ask):
     assert model.passes <= 40
     assert model.terms[:2] == ["word0", "word1"]
     assert model.loss == pytest.approx(pt.fit(tmp_path / "x.npy", k=3, passes=40).loss, rel=1e-9)
+    assert ask("topics", tmp_path / "x.npy", "--shards", tmp_path / "shards", "--quiet").code == 0
+    assert pt.read_counts(tmp_path / "shards").documents == 120
 
 
 def test_texts(tmp_path, ask):
@@ -127,12 +129,6 @@ def test_texts(tmp_path, ask):
         few = ask(*words_of_fit[:-1], tmp_path / "few", "--text", "body", "--min-df", limit)
         assert (few.code, "lower min_df" in few.err) == (2, True)
     assert model.transform(["the cat has fur"]).max() > 0.8
-
-
-def test_only_shards(made, tmp_path, ask):
-    np.save(tmp_path / "x.npy", made[0])
-    assert ask("topics", tmp_path / "x.npy", "--shards", tmp_path / "shards", "--quiet").code == 0
-    assert pt.read_counts(tmp_path / "shards").documents == 120
 
 
 @pytest.mark.parametrize(

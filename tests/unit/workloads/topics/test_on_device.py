@@ -80,15 +80,6 @@ def test_the_smallest_type_is_taken(made, monkeypatch):
     assert from_tensor(same).values.data_ptr() == same.data_ptr()
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 0.5, 3e9])
-def test_what_is_no_count_is_refused_with_its_place(made, value, sparse):
-    X = torch.tensor(made).double()
-    X[5, 3] = value
-    with pytest.raises(UserError, match="document 5, term 3 "):
-        from_tensor(X.to_sparse_csr() if sparse else X)
-
-
 def test_other_bad_tensors():
     wrong = torch.sparse_csr_tensor([0, 1, 2], [0, 9], [1.0, 1.0], size=(2, 3), check_invariants=False)
     for tensor in (torch.zeros(3), torch.zeros(3, 3, dtype=torch.complex64), wrong):

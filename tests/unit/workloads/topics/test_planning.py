@@ -107,14 +107,6 @@ def test_nonzeros_on_a_gpu_are_kept_twice_and_sorted_once():
     assert full.tier.endswith("on host")
 
 
-def test_the_shape_is_read_from_the_counts(counts_file):
-    found = build_cost_model(topics(counts_file, k=5))
-    assert (found.counts.documents, found.counts.terms, found.counts.sparse) == (300, 200, True)
-    assert found.params == 5 * 500
-    assert found.steps == 60
-    assert found.counts.element_bytes == 1
-
-
 def test_without_counts_documents_and_words_are_enough():
     dense = build_cost_model(topics(), samples=1000, tokens=65_536).counts
     few = build_cost_model(topics(data={"max_terms": 50_000}), samples=1000, tokens=200).counts
@@ -163,11 +155,13 @@ def test_launch_files_of_engines_with_gradients_are_refused(counts_file, tmp_pat
         build_launch_files(found, tmp_path / "run.yaml", "deepspeed")
 
 
-def test_counts_are_planned_without_torch(counts_file):
+def test_counts_are_read_and_planned_without_torch(counts_file):
     code = (
         "import sys; from paceline.config import build_spec; from paceline.planner.plan import plan; "
         f"run = {{'workload': 'topics', 'model': {{'k': 5}}, 'data': {{'path': {str(counts_file)!r}}}}}; "
-        "plan(build_spec(run), '2xH100'); "
+        "found = plan(build_spec(run), '2xH100').cost_model; counts = found.counts; "
+        "assert (counts.documents, counts.terms, counts.sparse, counts.element_bytes) == (300, 200, True, 1); "
+        "assert found.params == 5 * 500; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -158,10 +158,6 @@ def test_bad_texts(tmp_path):
 
     reject("x.csv", "unknown-name", "'texts'", b"id,texts\n1,a\n")
     reject("x.csv", "unknown-name", "'name'", b"id,text\n1,a\n", TextOptions(name_column="name"))
-    reject("x.csv", "invalid-format", "row 1", b"id,text\n1\n")
-    reject("x.jsonl", "invalid-format", "line 2", b'{"text": "a b"}\n{"text"\n')
-    reject("x.jsonl", "invalid-format", "line 1", b"[1]\n")
-    reject("x.jsonl", "unknown-name", "line 1", b'{"body": "a b"}\n')
     reject("x.jsonl", "invalid-data", "line 1", b'{"text": 3}\n')
     reject("x.txt", "invalid-format", "iconv", "été\n".encode("latin-1"))
     reject("empty.txt", "invalid-data", "empty.txt", b"")

@@ -53,27 +53,3 @@ def test_what_is_streamed_gives_the_same_as_what_is_resident(sparse, device_byte
     assert_close(JoinedProducts(some.steps, 57).multiply(B), torch.from_numpy(X).float() @ B)
     C = torch.rand(103, 3, generator=torch.Generator().manual_seed(1))
     assert_close(JoinedProducts(some.steps, 57).multiply_t(C), torch.from_numpy(X).float().T @ C)
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_a_pass_in_plain_torch_equals_float64(sparse):
-    X, source = counts(sparse)
-    random = torch.Generator().manual_seed(0)
-    L, Ft = torch.rand(103, 4, generator=random) + 0.1, torch.rand(57, 4, generator=random) + 0.1
-    L, Ft = (L / L.sum(1, keepdim=True)).double(), (Ft / Ft.sum(0)).double()
-    P = L @ Ft.T
-    new = L * ((torch.from_numpy(X) / P) @ Ft)
-    new[5] = L[5]  # the document without counts
-    found_L, S, loss = one_pass(TieredDocuments(source, X.sum(1), X.sum(0) / X.sum(), "cpu"))
-    assert_close(found_L.double(), new / new.sum(1, keepdim=True), rtol=1e-5, atol=1e-6)
-    assert_close(S.double(), (torch.from_numpy(X) / P).T @ L, rtol=1e-5, atol=1e-5)
-    assert loss == pytest.approx(-float((torch.from_numpy(X) * P.log()).sum()), rel=1e-6)
-
-
-def test_a_range_of_the_documents(free):
-    X, source = counts(sparse=False)
-    free(0)
-    part = TieredDocuments(source, X[40:80].sum(1), X.sum(0) / X.sum(), "cpu", 40, 80)
-    assert next(part.steps())[0] == 0
-    B = torch.eye(57)
-    assert_close(JoinedProducts(part.steps, 57).multiply(B), torch.from_numpy(X[40:80]).float())

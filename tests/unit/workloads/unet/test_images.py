@@ -13,7 +13,7 @@ from paceline.planner.cost_model import build_cost_model
 from paceline.workload import build_workload
 from paceline.workloads.unet.corpus import IGNORED, Tiles, iter_tiles, make_crops
 from paceline.workloads.unet.sections import ImageData
-from paceline.workloads.unet.sources import SHAPE_DRAWS, SceneSource, draw_digit
+from paceline.workloads.unet.sources import SceneSource
 
 SCENES = {"scenes": 12, "size": 40, "digits_per_scene": 2, "test_fraction": 0.3}
 
@@ -40,16 +40,6 @@ def folder(tmp_path):
         mask[0, 0] = IGNORED
         Image.fromarray(mask).save(tmp_path / f"masks/{name}.tif")
     return tmp_path
-
-
-def test_every_digit_is_drawn_and_depends_on_its_numbers_alone():
-    pictures = np.stack([draw_digit(digit, np.full(SHAPE_DRAWS, 0.5)) for digit in range(10)]).reshape(10, -1)
-    shares = (pictures > 0.4).mean(1)
-    assert 0.05 < shares.min() < shares.max() < 0.4
-    assert (np.corrcoef(pictures) - np.eye(10)).max() < 0.9
-    again, other = (draw_digit(3, np.full(SHAPE_DRAWS, drawn)).ravel() for drawn in (0.5, 0.7))
-    assert np.array_equal(pictures[3], again)
-    assert not np.array_equal(pictures[3], other)
 
 
 def test_a_scene_is_a_function_of_its_number():

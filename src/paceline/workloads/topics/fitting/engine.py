@@ -62,7 +62,7 @@ class AcceleratedEM:
 
     @property
     def end(self) -> FitEnd | None:
-        if self.passes >= self.options.max_passes:
+        if self.passes >= self.options.passes:
             return FitEnd.MOST_PASSES
         if len(self.losses) <= self.window or self.residual > self.options.residual:
             return None
@@ -75,7 +75,7 @@ class AcceleratedEM:
     def end_words(self) -> str:
         if self.end is FitEnd.MOST_PASSES:
             gained = f", and the last ones still gained {self.gain(1):.1e} each" if len(self.losses) > 1 else ""
-            return f"not converged: {self.options.max_passes:,} passes were done{gained}"
+            return f"not converged: {self.options.passes:,} passes were done{gained}"
         if self._gains_nothing:
             return f"converged: gain {self.gain(self.window):.1e} a pass, residual {self.residual:.1e}"
         return f"the topics no longer change: {100 * self.drift:.2g} % of their mass moved in {FAR_APART} passes"
