@@ -12,7 +12,7 @@ from paceline.hardware.catalogue import Cluster
 from paceline.io.arguments import option_error
 from paceline.layout import Layout
 from paceline.planner.candidates import LayoutConstraints, PricedLayout, RejectedFamily, RejectReason
-from paceline.planner.formulas.memory import DeviceMemory
+from paceline.planner.formulas.memory import TERMS, DeviceMemory
 from paceline.planner.formulas.placement import DtypeSizes
 from paceline.planner.formulas.simulation import Timeline
 from paceline.planner.target import PricedCluster
@@ -22,17 +22,7 @@ if TYPE_CHECKING:
 
 TRACED_COST_MODEL = "paceline.planner.tracing:build_traced_cost_model"
 """Builder for workloads that name none: their model is traced."""
-TIME_TERMS = {
-    "data_s": "waiting for input",
-    "compute_s": "forward and backward",
-    "exposed_s": "communication not hidden",
-    "bubble_s": "idle pipeline stages",
-    "update_s": "the optimiser",
-    "overhead_s": "launches around it",
-    "offload_s": "to the host and back",
-    "waiting_s": "for the slowest rank",
-}
-"""The terms of a step, for people."""
+TIME_TERMS = TERMS["time"]
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from paceline.io.safe_yaml import load_yaml
 from paceline.launch.environment import detect_rank
 from paceline.launch.local import run_ranks
 from paceline.launch.process_group import create_subgroup, join_ranks
@@ -30,15 +32,8 @@ ENOUGH_S = 0.15  # duration of each measurement, in each round
 TIMEOUT_S = 300.0
 ProbeRates = dict[str, float]
 PRELOAD = ("paceline.planner.calibration.calibrate", "paceline.launch.process_group")
-CPU_MATMULS = (
-    (128, 128, 128),
-    (512, 128, 512),
-    (2048, 128, 128),
-    (2048, 128, 512),
-    (2048, 512, 128),
-    (1024, 512, 1408),
-)
-"""(rows, inner, outer): sides of small layers."""
+PROBES: dict[str, dict[str, Any]] = load_yaml(Path(__file__).with_name("probes.yaml").read_text(encoding="utf-8"))
+CPU_MATMULS = PROBES["cpu"]["matmuls"]
 ATTENTION = (8, 4, 128, 32)  # (samples, heads, positions, features per head)
 LAYER = (4096, 128, 512)  # (tokens, width, feed-forward) of the element-wise work
 UPDATED_PARAMS = 1_500_000
@@ -113,7 +108,7 @@ def _measure_rank(
     with join_ranks(rank_info, "cpu", 1, TIMEOUT_S):
         together = dist.barrier if rank_info.world > 1 else lambda: None
         for _ in range(ROUNDS if enough_s >= ENOUGH_S else 1):
-            products = [build_product_probe(*sides) for sides in CPU_MATMULS]
+            products = [build_product_probe(sides) for sides in CPU_MATMULS]
             small = [build_update_probe([UPDATED_PARAMS]), build_launch_probe(CHAIN)]
             for probe in [*products, _attention_probe(), _elementwise_probe(), *small, _layer_probe()]:
                 for n in counted:
@@ -146,9 +141,10 @@ def product_name(rows: int, inner: int, outer: int) -> str:
     return f"{rows}x{inner}x{outer}"
 
 
-def build_product_probe(m: int, k: int, n: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Probe:
+def build_product_probe(sides: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.float32) -> Probe:
     """Make the three products of a layer: forward, and backward for input and weight; in FLOPs."""
-    x, w, dy = (torch.randn(sides, device=device, dtype=dtype) for sides in ((m, k), (n, k), (m, n)))
+    m, k, n = sides
+    x, w, dy = (torch.randn(shape, device=device, dtype=dtype) for shape in ((m, k), (n, k), (m, n)))
 
     def run_product() -> None:
         F.linear(x, w)

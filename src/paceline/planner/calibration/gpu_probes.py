@@ -1,6 +1,6 @@
 """Measure a CUDA device with pieces of work as training has them, in bf16, long enough to warm up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from paceline.errors import get_first_line
 from paceline.nn.attention import BLOCK, causal_attention, compute_packed_attention, pack_texts
 from paceline.planner.calibration.calibrate import (
+    PROBES,
     Probe,
     build_launch_probe,
     build_product_probe,
@@ -21,23 +22,9 @@ from paceline.planner.calibration.calibrate import (
 from paceline.planner.calibration.calibration import GPU_LAYER, GPU_LAYER_SAMPLES
 from paceline.workload import LogFn
 
-GPU_MATMULS = (
-    (1024, 1024, 1024),
-    (4096, 768, 768),
-    (8192, 1024, 1024),
-    (8192, 1024, 4096),
-    (16384, 1536, 4096),
-    (16384, 4096, 1536),
-    (16384, 2560, 2560),
-    (8192, 4096, 11008),
-)
-"""(rows, inner, outer): sides of layers."""
-ATTENTIONS = ((64, 12, 1024, 64), (32, 12, 1024, 128), (8, 12, 4096, 128), (16, 12, 2048, 64))
-"""(samples, heads, positions, features per head)."""
-PACKED = ((256, 8, 48, 32), (128, 8, 48, 64))  # (texts, heads, positions of each, features per head)
+GPU_MATMULS, ATTENTIONS, PACKED, UPDATED = PROBES["gpu"].values()
 WARM_UP = 3
 MOVED = 1 << 27  # elements of the tensors that bandwidth is measured with: far more than a cache holds
-UPDATED = (50_000_000, 4_000_000, 4_000_000, 1_000_000)
 COPIED_BYTES = 1 << 28
 CHAIN = 50
 DEVICE = "cuda"
@@ -52,10 +39,10 @@ def measure_gpu(log: LogFn, enough_s: float = ENOUGH_S) -> dict[str, Any]:
         "name": torch.cuda.get_device_name(),
         "memory_bytes": float(torch.cuda.get_device_properties(0).total_memory),
         "matmuls": [
-            [*sides, _measure_rate(build_product_probe(*sides, DEVICE, torch.bfloat16), enough_s, graph=True)]
+            [*sides, _measure_rate(build_product_probe(sides, DEVICE, torch.bfloat16), enough_s, graph=True)]
             for sides in GPU_MATMULS
         ],
-        "attentions": [[*sides, _measure_attention(*sides, enough_s / 2)] for sides in ATTENTIONS],
+        "attentions": [[*sides, _measure_attention(sides, enough_s / 2)] for sides in ATTENTIONS],
         "packed": _measure_packed_rows(enough_s / 2, log),
         "moved_bytes_s": _measure_bandwidth(enough_s),
         "update_bytes_s": _measure_rate(build_update_probe(UPDATED, DEVICE), enough_s),
@@ -85,8 +72,9 @@ def _measure_rate(probe: Probe, enough_s: float, graph: bool = False) -> float:
     return probe.amount / measure_median_s(_record_graph(probe.run) if graph else probe.run, enough_s)
 
 
-def _measure_attention(b: int, h: int, s: int, d: int, enough_s: float) -> float:
+def _measure_attention(sides: Sequence[int], enough_s: float) -> float:
     """Measure seconds of causal attention, forward and backward, by the kernel that the language model takes."""
+    b, h, s, d = sides
     q, k, v = (_draw_normal(b, s, h, d, grad=True) for _ in range(3))
     seed = _draw_normal(b, s, h, d)
     return measure_median_s(lambda: torch.autograd.backward([causal_attention(q, k, v)], [seed]), enough_s)
@@ -94,14 +82,15 @@ def _measure_attention(b: int, h: int, s: int, d: int, enough_s: float) -> float
 
 def _measure_packed_rows(enough_s: float, log: LogFn) -> list[list[float]]:
     try:
-        return [[*sides, _measure_packed(*sides, enough_s)] for sides in PACKED]
+        return [[*sides, _measure_packed(sides, enough_s)] for sides in PACKED]
     except RuntimeError as error:  # older devices have no such kernel
         log(f"calibrate: no attention over texts end to end here ({get_first_line(error)[:80]})")
         return []
 
 
-def _measure_packed(b: int, h: int, s: int, d: int, enough_s: float) -> float:
+def _measure_packed(sides: Sequence[int], enough_s: float) -> float:
     """Measure seconds of attention over texts end to end, forward and backward, by the classifier's kernel."""
+    b, h, s, d = sides
     none = np.zeros(b, np.int64)
     texts = pack_texts(np.zeros(b * s, np.int64), np.full(b, s), none, none)
     texts = replace(texts, bounds=texts.bounds.to(DEVICE), longest=BLOCK)

@@ -1,14 +1,22 @@
 """Memory of the fullest device, by term."""
 
+import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import CHUNK_TOKENS, BlockShape, find_repeated_block
 
+with Path(__file__).with_name("terms.csv").open(encoding="utf-8", newline="") as _file:
+    _rows = list(csv.DictReader(_file))
+TERMS = {
+    kind: {row["term"]: row["words"] for row in _rows if row["kind"] == kind} for kind in ("time", "training_memory")
+}
+"""What people read for the terms of time and memory."""
 UNPACKED = 2  # copies of a matrix that was in 4 bits: its levels, and these times their scales
 
 
@@ -71,18 +79,7 @@ class TrainingMemory(DeviceMemory):
     """Driver, libraries and the collectives' own buffers: outside the framework's allocator."""
     host_bytes: float = 0.0
 
-    terms: ClassVar[Mapping[str, str]] = {
-        "weights_bytes": "weights",
-        "gradients_bytes": "gradients",
-        "states_bytes": "optimiser states",
-        "activations_bytes": "activations",
-        "logits_bytes": "logits",
-        "gathered_bytes": "gathered layers",
-        "casts_bytes": "weights in 16 bits",
-        "buffers_bytes": "buffers, workspaces",
-        "lost_bytes": "lost to fragments",
-        "context_bytes": "driver, libraries",
-    }
+    terms: ClassVar[Mapping[str, str]] = TERMS["training_memory"]
     divided: ClassVar[Mapping[str, int]] = {"states_bytes": 1, "gradients_bytes": 2, "weights_bytes": 3}
 
 

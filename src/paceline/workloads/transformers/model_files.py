@@ -35,15 +35,8 @@ LISTED = ("labels", "channels", "langs")
 
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 EXPERTS = ("eager", "grouped_mm", "batched_mm")
-TASK_OF_CLASS = {
-    "ForCausalLM": "causal_lm",
-    "LMHeadModel": "causal_lm",
-    "ForMaskedLM": "masked_lm",
-    "ForConditionalGeneration": "seq2seq_lm",
-    "ForSequenceClassification": "sequence_classification",
-    "ForTokenClassification": "token_classification",
-    "ForImageClassification": "image_classification",
-}
+TASK_OF_CLASS = {row.auto.removeprefix("AutoModel"): task for task, row in TASKS.items()}
+TASK_OF_CLASS |= {"LMHeadModel": "causal_lm", "ForConditionalGeneration": "seq2seq_lm"}
 REJECTED: dict[str, tuple[Code, str]] = {
     "use_pretrained_backbone": ("not-trusted", "would fetch weights; remove it, and give them as  model.init_from"),
     "quantization_config": ("not-supported", "is of quantised weights; use those in full precision"),
