@@ -75,12 +75,9 @@ class RunResult(Tabular):
 
     def weights(self) -> "dict[str, Tensor]":
         """Return the trained tensors, from the newest checkpoint."""
-        from paceline.trainer.checkpoint.reader import find_newest, read_tensors
+        from paceline.trainer.checkpoint.reader import find_checkpoint, read_tensors
 
-        checkpoint = find_newest(RunDir(self.path).checkpoints, log_line)
-        if checkpoint is None:
-            raise UserError(f"{self.path} has no whole checkpoint")
-        return read_tensors(checkpoint)
+        return read_tensors(find_checkpoint(RunDir(self.path), "newest"))
 
 
 def train(

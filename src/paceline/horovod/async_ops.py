@@ -133,8 +133,6 @@ class Handle(Generic[T]):
     def wait(self) -> T:
         return self._result
 
-    __call__ = wait
-
 
 def start_named(kind: str, name: str | None, start: Callable[[], Handle[T]]) -> Handle[T]:
     """Start a collective, unless another one of this kind and name is in flight."""

@@ -47,9 +47,6 @@ def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
 ) -> None:
     """Replace state and settings of the optimiser on all ranks by those of the root."""
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        if parameter.requires_grad and parameter.grad is None and parameter not in optimizer.state:
-            parameter.grad = torch.zeros_like(parameter)  # as Horovod leaves it, which makes a first step of zeros
     if size() > 1:
         on_host = tree_map_only(Tensor, Tensor.cpu, optimizer.state_dict())
         optimizer.load_state_dict(broadcast_object(on_host, root_rank))

@@ -77,20 +77,14 @@ class RankRunFactory:
             with open_rank_session(run, spec, self.layout, rank_info, device, stop, self.show) as session:
                 script = RankRun(session)
                 with script.resources:
-                    with _reject_exit(spec):
+                    try:
                         yield script
+                    except SystemExit as leaving:
+                        message = f"{Path(spec.workload).name} exited inside its run, with code {leaving.code or 0}"
+                        raise RunFailed(f"{message}; leave its loop with  break", code="user-code-failed") from None
                     script.finish()
                 script.release()
             self.outcome = run.path, cast(Summary, session.summary)
-
-
-@contextmanager
-def _reject_exit(spec: RunSpec) -> Iterator[None]:
-    try:
-        yield
-    except SystemExit as leaving:
-        message = f"{Path(spec.workload).name} exited inside its run, with code {leaving.code or 0}"
-        raise RunFailed(f"{message}; leave its loop with  break", code="user-code-failed") from None
 
 
 class RankRun(ScriptRun):

@@ -22,7 +22,7 @@ from paceline.runlog.run_dir import RunDir
 from paceline.trainer.agreement import agree_on_digest
 from paceline.trainer.checkpoint import reader
 from paceline.trainer.checkpoint.staging import read_safetensors
-from paceline.workload import LogFn, Workload, ignore_log
+from paceline.workload import LogFn, Workload
 
 if TYPE_CHECKING:
     from paceline.trainer.context import RunContext
@@ -36,7 +36,7 @@ def weights_error(path: Any, reason: str, code: Code = "invalid-data") -> UserEr
     return reject_value(KEY, path, reason, code)
 
 
-def open_weights(path: Path, log: LogFn = ignore_log) -> "SafetensorsWeights | SavedWeights":
+def open_weights(path: Path) -> "SafetensorsWeights | SavedWeights":
     """Open what `model.init_from` names; raise UserError if that is not possible."""
     if not path.exists():
         hint = suggest_path(path)
@@ -52,19 +52,12 @@ def open_weights(path: Path, log: LogFn = ignore_log) -> "SafetensorsWeights | S
             except reader.DamagedCheckpoint as damage:
                 raise weights_error(path, f"this checkpoint is not whole: {damage}", "damaged") from None
             return SavedWeights(checkpoint, reader.read_metadata(checkpoint), str(path))
-        return _open_run(path, log) if (path / "spec.yaml").is_file() else _open_folder(path)
+        if (path / "spec.yaml").is_file():
+            newest = reader.find_checkpoint(RunDir.open(path), "newest")
+            return SavedWeights(newest, reader.read_metadata(newest), f"step {newest.step} of {path}")
+        return _open_folder(path)
     except OSError as error:
         raise weights_error(path, f"cannot be read: {error.strerror or error}", "unreadable") from None
-
-
-def _open_run(path: Path, log: LogFn) -> "SavedWeights":
-    """Take the newest whole checkpoint of a run."""
-    run = RunDir.open(path)
-    newest = reader.find_newest(run.checkpoints, log)
-    if newest is None:
-        resume = f"paceline train --resume {path}"
-        raise weights_error(path, f"this run has no whole checkpoint; resume it by  {resume}", "not-found")
-    return SavedWeights(newest, reader.read_metadata(newest), f"step {newest.step} of {path}")
 
 
 def read_model_type(path: Path) -> str:

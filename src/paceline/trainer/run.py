@@ -119,7 +119,7 @@ def open_run(
     if init_from is not None:
         from paceline.trainer.init_from import open_weights
 
-        open_weights(init_from, log)
+        open_weights(init_from)
     with translate_failures(spec):
         workload = workload or build_workload(spec)
         workload.suits(layout)

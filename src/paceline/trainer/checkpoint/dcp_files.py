@@ -118,11 +118,9 @@ def _check_size(path: Path, described: Mapping[str, Any]) -> None:
 
 def reject_metadata(path: Path, error: BaseException) -> UserError:
     """Return the error for a checkpoint that holds something else than tensors."""
-    reason = get_first_line(error)
-    reason = reason if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
-    return UserError(
-        f"{path} is rejected: a checkpoint holds tensors and nothing that could run, but {reason}", code="not-trusted"
-    )
+    reason = get_first_line(error) if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
+    message = f"{path} is rejected: a checkpoint holds tensors and nothing that could run, but {reason}"
+    return UserError(message, code="not-trusted")
 
 
 @torch.no_grad()

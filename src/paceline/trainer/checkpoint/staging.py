@@ -42,21 +42,18 @@ class Staging:
     def copy(self, tensors: Mapping[str, Tensor], ranks: int) -> None:
         """Copy what this rank writes; when this returns, the tensors may change."""
         before, self.copies, self.shapes, self.bytes_share = self.copies, {}, {}, 0
-        devices = set()
         for name, tensor in tensors.items():
             sharded = is_sharded(tensor)
-            local = tensor.to_local() if is_sharded(tensor) else tensor.detach()
+            local = tensor.to_local() if sharded else tensor.detach()
             copy = before.get(name)
             if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
                 copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
             copy.copy_(local, non_blocking=local.is_cuda)
-            if local.is_cuda:
-                devices.add(local.device)
             self.copies[name] = copy
             self.shapes[name] = tensor if sharded else copy
             self.bytes_share += tensor.nbytes // (ranks if sharded else 1)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
 
 
 def select_own_tensors(flat: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> list[str]:

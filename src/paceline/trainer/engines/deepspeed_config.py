@@ -19,7 +19,6 @@ STAGES = {"single": 0, "ddp": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
 SECTIONS = ("optimizer", "scheduler", "fp16")
 TABLES = user_config.read_tables("deepspeed")
 NUMBERS = {*TABLES["integers"], *TABLES["floats"]}
-MAY_BE_NULL = ".warmup_max_lr"  # DeepSpeed derives it
 LARGEST_POWER = 100  # of two, in a loss scale: fp32 ends at 127
 
 
@@ -175,7 +174,7 @@ def _parse_numbers(at: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_number(name: str, value: Any) -> Any:
-    if value == AUTO or (value is None and name.endswith(MAY_BE_NULL)):
+    if value == AUTO or (value is None and name.endswith(".warmup_max_lr")):
         return value
     try:
         number = math.nan if isinstance(value, bool) else float(value)
