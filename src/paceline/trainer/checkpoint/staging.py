@@ -44,7 +44,7 @@ class Staging:
         before, self.copies, self.shapes, self.bytes_share = self.copies, {}, {}, 0
         for name, tensor in tensors.items():
             sharded = is_sharded(tensor)
-            local = tensor.to_local() if sharded else tensor.detach()
+            local = tensor.to_local() if is_sharded(tensor) else tensor.detach()
             copy = before.get(name)
             if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
                 copy = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
