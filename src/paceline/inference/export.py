@@ -162,6 +162,8 @@ def _check_file(out: Path, onnx: bool) -> None:
 
 
 def _check_folder(out: Path) -> None:
+    if out.suffix in (".pt", ".pth", ".bin"):
+        raise option_error("--out", f"{out}: a file of weights is written as  {out.with_suffix('.safetensors')}")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise option_error("--out", f"{str(out)!r} exists; name a new folder")
     _check_parent(out)
