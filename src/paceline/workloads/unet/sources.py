@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SIDE = 28
-SHAPE_DRAWS = 8  # random numbers for the shape of a digit
-DRAWS = 1 + SHAPE_DRAWS + 3  # for a digit: which, its shape, where it is and how bright
+DRAWS = 8  # random numbers for the shape of a digit
+SCENE_DRAWS = 1 + DRAWS + 3  # for a digit: which, its shape, where it is and how bright
 
 Line = list[list[float]]
 MAX_SUMMARISED, MAX_PIXELS = 32, 1 << 24  # pairs, and pixels of their masks, by which a plan judges all
@@ -86,8 +86,8 @@ class SceneSource:
 def draw_scene(key: np.uint64, count: int, size: int) -> ImagePair:
     """Draw an image of so many digits and its mask; all that is random is drawn from the key."""
     image, mask = np.zeros((size, size), np.float32), np.zeros((size, size), np.uint8)
-    drawn = draw_fractions(key, 0, count * DRAWS + size * size)
-    of_digits, of_pixels = drawn[: count * DRAWS].reshape(count, DRAWS), drawn[count * DRAWS :]
+    drawn = draw_fractions(key, 0, count * SCENE_DRAWS + size * size)
+    of_digits, of_pixels = drawn[: count * SCENE_DRAWS].reshape(count, SCENE_DRAWS), drawn[count * SCENE_DRAWS :]
     for which, *shape, down, right, bright in of_digits:
         digit = int(10 * which)
         picture = draw_digit(digit, np.array(shape))
