@@ -8,7 +8,7 @@ from paceline.io.table import UNKNOWN, Table
 from paceline.measurement.rows import find_reference
 from paceline.measurement.tables import format_known, format_speedup, format_usd
 from paceline.measurement.verdict import RankChoice, decide_ranks
-from paceline.reports.run_view import RunView
+from paceline.reports.run_view import RunView, describe_best
 from paceline.reports.series import Series, TimedSetup
 from paceline.runlog.summary import Score, find_score
 
@@ -130,8 +130,4 @@ def describe_models(series: Sequence[Series], runs: Sequence[RunView]) -> str:
     }
     if len(best) < 2 or len({score.name for score in best.values()}) > 1:
         return ""
-    (name, score), (second, behind), *_ = sorted(best.items(), key=lambda pair: -pair[1].goodness)
-    if score.value == behind.value:
-        return f"{name} and {second} have the same {score.name}, {number(score.value)}."
-    extreme = "lowest" if score.less_is_better else "highest"
-    return f"{name} has the {extreme} {score.name}, {number(score.value)}; next is {second}, {number(behind.value)}."
+    return describe_best(sorted(best.items(), key=lambda pair: -pair[1].goodness))

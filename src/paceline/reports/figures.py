@@ -20,7 +20,6 @@ FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626", "#0891b2", "#be185d", "#65a30d")
 INK, FAINT = "#1f2937", "#6b7280"
 STYLE_FILE = Path(__file__).parent / "assets" / "paceline.mplstyle"
-PROCESS_SETTINGS = ("backend", "interactive", "toolbar", "webagg", "timezone", "tk.", "docstring", "date.", "figure.m")
 NO_SETTINGS: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -126,13 +125,10 @@ def use_plot_style(settings: Mapping[Any, Any] = NO_SETTINGS) -> Iterator[None]:
     before = log.level
     log.setLevel(logging.ERROR)  # it would print lines of that file as they are
     try:
-        import matplotlib
+        import matplotlib.style
     finally:
         log.setLevel(before)
-    defaults = matplotlib.rcParamsDefault.items()
-    plain: dict[Any, Any] = {key: value for key, value in defaults if not key.startswith(PROCESS_SETTINGS)}
-    ours: Any = matplotlib.rc_params_from_file(STYLE_FILE, use_default_template=False)
-    with matplotlib.rc_context({**plain, **ours, **settings}):
+    with matplotlib.style.context(["default", STYLE_FILE, dict(settings)]):
         yield
 
 

@@ -295,15 +295,19 @@ class Experiments:
     def text(self) -> str:
         if self.best is None:
             return ""
-        scored = [(run, score) for run, score in zip(self.runs, self.scores, strict=True) if score is not None]
-        (run, score), (second, behind), *others = scored
-        if self.tied:
-            return f"{run.name} and {second.name} have the same {self.score}, {number(score.value)}."
+        scored = [(run.name, score) for run, score in zip(self.runs, self.scores, strict=True) if score is not None]
         asked = ", ".join(f"{k}={v}" for k, v in zip(self.keys[:MAX_KEYS], self.values[self.best], strict=False))
-        extreme = "lowest" if score.less_is_better else "highest"
-        of = f" of {len(scored)} runs" if others else ""
-        best = f"{run.name} has the {extreme} {self.score}{of}, {number(score.value)}{' with ' * bool(asked)}{asked}"
-        return f"{best}; next is {second.name}, {number(behind.value)}."
+        return describe_best(scored, f" of {len(scored)} runs" * (len(scored) > 2), f" with {asked}" * bool(asked))
+
+
+def describe_best(scored: Sequence[tuple[str, Score]], of: str = "", more: str = "") -> str:
+    """Return which of several names, the best first, has the best score, and which is next."""
+    (name, score), (second, behind), *_ = scored
+    if score.value == behind.value:
+        return f"{name} and {second} have the same {score.name}, {number(score.value)}."
+    extreme = "lowest" if score.less_is_better else "highest"
+    best = f"{name} has the {extreme} {score.name}{of}, {number(score.value)}{more}"
+    return f"{best}; next is {second}, {number(behind.value)}."
 
 
 def compare_experiments(runs: Sequence[RunView]) -> Experiments:
