@@ -30,6 +30,7 @@ test: lint
 # tries fewer), and hostile pages in a browser.
 test-soak: .venv/ready-dev
 	$(BIN)/python -m pytest tests/soak --import-mode=importlib -rA
+	EXAMPLES=300 $(BIN)/python -m pytest tests/unit/reports/test_consistency.py
 
 # Twenty kills while checkpoints are sent to an S3 server on this machine, which forgets the run each time. The server is
 # kept apart: it needs an older python-dateutil.

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import time
 
 import pytest
 
@@ -293,17 +292,6 @@ def test_a_table_of_times(tmp_path):
 def test_tex_is_harmless():
     assert escape_tex("50 % of a_b & {c} \\d") == r"50 \% of a\_\allowbreak{}b \& \{c\} \textbackslash{}d"
     assert "?" in escape_tex("日本")
-
-
-def test_twenty_long_runs_make_a_small_page(tmp_path):
-    runs = [make_run(tmp_path, "r0", steps=10_000)]
-    for n in range(1, 20):
-        runs.append(shutil.copytree(runs[0], tmp_path / f"r{n}"))
-    began = time.process_time()
-    found = report(runs, tmp_path / "out")
-    assert time.process_time() - began < 30, "about 5 s on an idle core"
-    assert found.page.stat().st_size < 5_000_000
-    assert len(found.contents.runs) == 20
 
 
 def test_the_load_of_experts_is_a_multiple_of_an_equal_share():

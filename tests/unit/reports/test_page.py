@@ -1,6 +1,5 @@
 """The page in a real browser: no error, charts drawn, light and dark, a phone, print. The article in a real TeX."""
 
-import json
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.reports.report import report
-from report_runs import make_measurement, make_run
+from report_runs import make_measurement
 
 CHARTS = 8
 PATIENCE_MS = 120_000
@@ -118,29 +117,3 @@ def test_the_article_compiles(made, tmp_path):
         assert done.returncode == 0, done.stdout[-1500:]
     assert "Undefined control sequence" not in done.stdout
     assert (folder / "report.pdf").stat().st_size > 30_000
-
-
-HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-
-
-def test_nothing_that_came_with_the_numbers_runs(browser, tmp_path):
-    run = make_run(tmp_path / "javascript:alert(3)", "one")
-    events = run / "events" / "rank0.jsonl"
-    start, rest = events.read_text().split("\n", 1)
-    told = {**json.loads(start), "host": HOSTILE, "cpu": f"\x1b[2J\x00{HOSTILE}"}
-    events.write_text(f"{json.dumps(told)}\n{rest}")
-    made = report([run], tmp_path / "out", title=HOSTILE)
-    page, said = browser.new_page(), []
-    for news in ("dialog", "console", "pageerror", "request"):
-        page.on(news, lambda what: said.append(what))
-    page.goto(made.page.as_uri())
-    page.wait_for_selector("html[data-drawn]")
-    assert page.locator("h1").inner_text() == HOSTILE
-    assert all(link.startswith(("./", "figures/")) for link in page.eval_on_selector_all("a", HREFS))
-    assert [getattr(what, "url", what) for what in said] == [made.page.as_uri()], "the page itself, and nothing else"
-    page.close()
-    assert "<img" not in (tmp_path / "out" / "report.md").read_text().replace("&lt;img", "")
-    assert not set((tmp_path / "out" / "report.tex").read_text()) & {"\x00", "\x1b"}
-
-
-HREFS = "links => links.map(link => link.getAttribute('href'))"

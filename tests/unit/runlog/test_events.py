@@ -3,9 +3,7 @@
 import json
 import math
 import os
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -112,22 +110,6 @@ def test_a_later_attempt_replaces_the_earlier_one(tmp_path):
     assert drop_undone_steps(again, "evaluate") == again[:1]
 
 
-def test_a_kill_loses_only_what_was_held(tmp_path):
-    file = tmp_path / "a.jsonl"
-    code = (
-        "import sys, time\nfrom pathlib import Path\nfrom paceline.runlog.events import EventWriter\n"
-        "events = EventWriter(Path(sys.argv[1]))\n"
-        "for step in range(1, 101): events.write('step', step=step, pad='x' * 100)\n"
-        "events.flush()\nevents.write('step', step=101)\nprint('ready', flush=True)\ntime.sleep(300)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE)
-    assert process.stdout
-    process.stdout.readline()
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=60)
-    assert len(read_steps(file)) == 100
-
-
 def test_of_a_long_file_no_spike_and_no_other_event_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.runlog.events.RECENT_BYTES", 20_000)
     file = tmp_path / "a.jsonl"
@@ -154,15 +136,6 @@ def test_metrics_flat_or_nested():
     assert extract_metrics(flat) == {"loss": 0.5, "accuracy": 1.0}
     assert extract_metrics({"step": 3, "metrics": {"loss": 0.5}}) == {"loss": 0.5}
     assert math.isnan(extract_metrics({"loss": None})["loss"])
-
-
-def test_environment_says_enough_and_nothing_private(monkeypatch):
-    monkeypatch.setenv("MY_API_KEY", "very-secret")
-    found = describe_environment()
-    assert found["torch"].startswith("2.")
-    assert found["cores"] >= 1
-    assert found["memory_bytes"] > 1e8
-    assert "very-secret" not in json.dumps(found)
 
 
 def test_environment_names_the_commit(tmp_path, monkeypatch):

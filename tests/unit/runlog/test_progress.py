@@ -14,7 +14,7 @@ import pytest
 from paceline.config import Train
 from paceline.io.format import clock, duration, number, size, to_encodable
 from paceline.runlog import progress as module
-from paceline.runlog.progress import COPY_BYTES_S, WRITE_BYTES_S, PauseSchedule, Progress
+from paceline.runlog.progress import PauseSchedule, Progress
 from paceline.trainer.loop import is_due
 
 
@@ -187,10 +187,3 @@ def test_as_many_are_to_come_as_the_loop_makes(every, steps):
     for done in range(steps + 1):
         made = [step for step in range(done + 1, steps + 1) if step == steps or is_due(step, every, step % 6 == 0)]
         assert pauses.evaluations(done) == pauses.checkpoints(done) == len(made)
-
-
-def test_an_evaluation_has_no_backward_pass_and_the_last_checkpoint_is_waited_for():
-    pauses = PauseSchedule.of(Train(), steps=12, steps_per_epoch=6, evaluated=300)
-    assert pauses.evaluate_s(0.01) == pytest.approx(1.0)
-    assert pauses.checkpoints_s(8e9) == pytest.approx(2 * 8e9 / COPY_BYTES_S + 8e9 / WRITE_BYTES_S)
-    assert PauseSchedule.of(Train(), 12, 6, evaluated=0).evaluations() == 0
