@@ -2,6 +2,7 @@
 
     python benchmarks/axes_gpu.py --part long [--sequences 4096 16384 65536]
     python benchmarks/axes_gpu.py --part memory [--compile on|off] [--ranks 1 2 4 8]
+    python benchmarks/axes_gpu.py --part unseen [--compile on|off]     # memory of other models, for plans made before
     python benchmarks/axes_gpu.py --part memory --device cpu      # to try the program on cores, with tiny models
 
 Ranks that share a device are connected by gloo, through host memory: their memory is that of ranks with a device each,
@@ -46,17 +47,32 @@ MIXTURE = {**DENSE, "ffn": 704, "experts": 8, "layers": 8}
 TINY = {"width": 64, "heads": 4, "kv_heads": 2, "layers": 4, "ffn": 64, "vocab": 512}
 LONG_TOKENS, SHORT_TOKENS, SHORT_SEQUENCE = 65_536, 16_384, 2048
 """Tokens of a step, for long sequences and for the memory of the axes."""
-LONG_STEPS, SHARED_STEPS, WARM_STEPS = 12, 6, 3
+LONG_STEPS, SHARED_STEPS, WARM_STEPS = 10, 4, 1
 AXES = (
     *("single", "ddp:2", "zero1:2", "zero2:2", "fsdp:2", "tensor:2", "context:2", "context:2:ring", "pipeline:2"),
     *("fsdp:2+context:2", "fsdp:2+tensor:2", "fsdp:2+pipeline:2", "fsdp:2+context:2+tensor:2"),
 )
+UNSEEN: dict[str, dict[str, Any]] = {
+    "wide": {**DENSE, "width": 1536, "heads": 12, "kv_heads": 12, "layers": 6, "vocab": 8192, "tied": True},
+    "deep": {**DENSE, "width": 768, "heads": 12, "kv_heads": 4, "layers": 16, "vocab": 32_768},
+    "mixed": {**MIXTURE, "width": 768, "heads": 12, "layers": 6, "ffn": 512, "experts": 16, "top_k": 4, "vocab": 8192},
+}
+"""Models that no formula was made with: other widths, heads, layers, vocabularies and experts."""
+UNSEEN_RUNS = (
+    *(("wide", layout, 1024) for layout in ("context:2", "tensor:2", "pipeline:2", "fsdp:2+context:2:ring")),
+    *(("deep", layout, 4096) for layout in ("context:2:ring", "fsdp:2", "fsdp:2+tensor:2", "fsdp:2+context:2")),
+    *(("mixed", layout, 512) for layout in ("ddp:2+expert:2", "fsdp:2+expert:2", "context:2+expert:2")),
+    *(("deep", "fsdp:2+pipeline:2", 512), ("mixed", "fsdp:2+tensor:2", 1024)),
+)
 EXPERT_AXES = ("single", "fsdp:2", "ddp:2+expert:2", "fsdp:2+expert:2", "fsdp:4+expert:2", "context:2+expert:2")
+
+
+MODELS = {"dense": DENSE, "mixture": MIXTURE, **UNSEEN}
 
 
 @dataclass(frozen=True)
 class Run:
-    model: str  # dense or mixture
+    model: str  # dense, mixture or one of UNSEEN
     layout: str
     sequence: int
     batch: int
@@ -69,7 +85,7 @@ class Run:
         return int(parse_layout(self.layout)["ranks"])
 
     def spec(self, texts: str) -> RunSpec:
-        model = {**(MIXTURE if self.model == "mixture" else DENSE), **(TINY if self.device == "cpu" else {})}
+        model = {**MODELS[self.model], **(TINY if self.device == "cpu" else {})}
         data = {"source": "text", "path": texts, "sequence": self.sequence, "vocab": 257, "test_fraction": 0.04}
         steps = {"steps": self.steps, "global_batch": self.batch, "precision": "bf16", "compile": self.compile}
         rare = {"checkpoint_every": 1 << 20, "evaluate_every": 1 << 20, "evaluate_on": 1, "log_every": 1}
@@ -163,6 +179,12 @@ def list_runs(asked: argparse.Namespace) -> Iterator[Run]:
             for layout in asked.layouts or layouts:
                 yield Run(model, layout, sequence, batch, WARM_STEPS + 2, **common)
         return
+    if asked.part == "unseen":
+        for model, layout, sequence in UNSEEN_RUNS:
+            if layout in (asked.layouts or [layout]):
+                sequence, batch = (64, 8) if small else (sequence, SHORT_TOKENS // sequence)
+                yield Run(model, layout, sequence, batch, WARM_STEPS + 2, **common)
+        return
     for sequence in asked.sequences:
         longest = sequence == max(asked.sequences)
         shared = ["context:2", "context:2:ring", "context:4", "context:4:ring"] if longest else ["context:2"]
@@ -180,7 +202,7 @@ def write_text(file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("long", "memory"), required=True)
+    parser.add_argument("--part", choices=("long", "memory", "unseen"), required=True)
     parser.add_argument("--sequences", type=int, nargs="+", default=[4096, 16_384, 65_536])
     parser.add_argument("--layouts", nargs="+", help="instead of those of the part")
     parser.add_argument("--ranks", type=int, nargs="+", help="only layouts of so many")

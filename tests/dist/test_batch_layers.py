@@ -72,6 +72,17 @@ class Singles(Bytes):
         if next(model.parameters()).dtype != torch.float32: raise TypeError("kernels for fp32 alone")
         return super().loss(model, batch)
 
+class Jumping(Own):
+    "A metric that rounding changes altogether."
+    wrong = 0
+    def evaluate(self, model, batch):
+        wrong = self.wrong * torch.distributed.is_initialized()
+        return {**super().evaluate(model, batch), "jump": (1e4 * model(batch[0]).double()).sin().sum() * (1 + wrong)}
+
+class Miscounted(Jumping):
+    "Wrong on several ranks."
+    wrong = 1
+
 class Draws(Own):
     def loss(self, model, batch): return super().loss(model, (batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]))
 """
@@ -111,6 +122,19 @@ def test_rounding_is_told_from_a_mistake_in_fp64(own, monkeypatch):
     assert not unknown.in_fp64
     assert "kernels for fp32 alone" in unknown.no_fp64
     assert unknown.no_fp64 in unknown.verdict
+
+
+def test_metrics_that_jump_with_rounding_in_16_bits_are_computed_in_fp64(own):
+    values = {"train.precision": "bf16", "train.evaluate_on": 9}
+    jumping, wrong = (check(own(kind, **values), [1, 2], steps=2) for kind in ("Jumping", "Miscounted"))
+    for parity in (jumping, wrong):
+        (row,) = parity.rows[1:]
+        assert row.trains_alike(parity.tolerance)
+        assert not row.agrees(parity.tolerance)
+    assert jumping.holds
+    assert jumping.in_fp64["2 ranks"] < 1e-8
+    assert not wrong.holds
+    assert wrong.in_fp64["2 ranks"] == pytest.approx(0.5)
 
 
 def test_strategies_and_recomputed_layers_do_not_matter(own):

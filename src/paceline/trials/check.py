@@ -68,7 +68,10 @@ class LayoutDifference:
     worst: LargestDifference
 
     def agrees(self, tolerance: float) -> bool:
-        return all(d <= tolerance for d in (self.loss, self.grad_norm or 0.0, self.weights, self.evaluation))
+        return self.trains_alike(tolerance) and self.evaluation <= tolerance
+
+    def trains_alike(self, tolerance: float) -> bool:
+        return all(d <= tolerance for d in (self.loss, self.grad_norm or 0.0, self.weights))
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,8 +167,8 @@ def check(
     # Ranks of a launcher may be on several machines: they share the folder that they were started in, not /tmp.
     with tempfile.TemporaryDirectory(prefix="paceline-check-", dir=None if launched is None else ".") as scratch:
         parity = Parity(compare(variants), TOLERANCE[spec.train.precision], steps)
-        if not parity.holds and spec.train.precision in ("fp32", "tf32") and launched is None:
-            apart = {row.name for row in parity.rows if not row.agrees(parity.tolerance)}
+        apart = {row.name for row in parity.rows if _is_settled_by_fp64(row, spec.train.precision)}
+        if apart and launched is None:
             again = [v for v in variants if v is variants[0] or v.name in apart]
             try:
                 exact = compare([v._replace(spec=v.spec.replace({"train.precision": "fp64"})) for v in again])
@@ -173,6 +176,17 @@ def check(
             except PacelineError as error:
                 parity = replace(parity, no_fp64=str(error).partition("\n")[0])
     return parity if parity.holds else replace(parity, causes=_find_causes(spec))
+
+
+def _is_settled_by_fp64(row: LayoutDifference, precision: str) -> bool:
+    """Return whether fp64 can show that what differs is rounding.
+
+    In 16 bits it can for metrics alone, where training agrees: those that count decisions jump with a rounded score.
+    """
+    tolerance = TOLERANCE[precision]
+    if row.agrees(tolerance) or precision == "fp64":
+        return False
+    return precision in ("fp32", "tf32") or row.trains_alike(tolerance)
 
 
 def _find_common_group(layouts: Sequence[Layout]) -> int | str:
