@@ -21,6 +21,7 @@ ZERO_STAGES = {"single": 0, "ddp": 0, "fsdp": 3, "hsdp": 3, "zero1": 1, "zero2":
 TWO_STAGE_SCHEDULES = {"interleaved", "zero_bubble"}
 MAX_GROUP = 32
 """Samples of a group of batch norm, by default: what people have on one device."""
+HEAD_GROUPS = 4  # at most: the first waits for its keys alone, and each has kernels of its own
 LAYOUT_FIELDS = (
     *("strategy", "ranks", "replicate", "tensor", "sequence", "context", "expert", "pipeline", "schedule"),
     *("offload", "engine", "engine_config"),
@@ -366,6 +367,11 @@ def _micro_batch(parallel: Parallel, per_rank: int) -> int:
         has = f"the {per_rank} samples of a data-parallel rank are {passes} of micro_batch={wanted}"
         raise _error(f"a pipeline of {stages} ranks needs {stages} passes, and {has}; use parallel.{key}={most}", key)
     return wanted
+
+
+def count_head_groups(heads: int) -> int:
+    """Return in how many groups the heads of keys and values of a divided sequence are gathered."""
+    return next(groups for groups in range(HEAD_GROUPS, 0, -1) if heads % groups == 0)
 
 
 def divide_layers(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:

@@ -53,7 +53,10 @@ class Unsummed(LanguageModel):
     def gather_context(self, model, context):
         super().gather_context(model, context)
         whole = context.gather
-        context.gather = lambda x: whole(x.detach()).index_copy(1, context.positions(x.shape[1], x.device), x)
+        def keep(parts):
+            for x, found in zip(parts, whole([x.detach() for x in parts])):
+                yield found.index_copy(1, context.positions(x.shape[1], x.device), x)
+        context.gather = keep
 
 class Unreturned(LanguageModel):
     "Keys and values that came round a ring have no gradient: losses of the first step are right."
@@ -83,7 +86,7 @@ class Scaled(LanguageModel):
     def gather_context(self, model, context):
         super().gather_context(model, context)
         whole = context.gather
-        context.gather = lambda x: 2 * whole(x) - whole(x).detach()
+        context.gather = lambda parts: (2 * found - found.detach() for found in whole(parts))
 
 class Halved(LanguageModel):
     "Half of each expert's gradient, as an average over two ranks leaves where it is a sum already."

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 GROUPED = getattr(F, "grouped_mm", None)
 Compute = Callable[[Tensor, Tensor], Tensor]  # of tokens sorted by expert, and how many each expert gets
-Dispatch = Callable[[Tensor, Tensor, Compute], Tensor]  # to the ranks that have the experts
+Dispatch = tuple[Callable[[Tensor, Tensor], Any], Callable[[Any, Compute], Tensor]]
+"""Sends tokens to the ranks that have their experts, and returns what these compute."""
 
 
 class Experts(nn.Module):
@@ -25,8 +26,10 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, width, ffn))
         self.act_fn: Callable[[Tensor], Tensor] = F.silu
 
-    def forward(self, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
-        return run_experts(self, None, x_TD, chosen_Tk, scores_Tk)
+    def forward(
+        self, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor, beside: Callable[[], Tensor] | None = None
+    ) -> Tensor:
+        return run_experts(self, None, x_TD, chosen_Tk, scores_Tk, beside)
 
 
 def balance_by_bias(models: Sequence[Any], several: bool, wait: Callable[[], AbstractContextManager[object]]) -> None:
@@ -80,8 +83,18 @@ def find_experts(model: nn.Module) -> list[nn.Module]:
 NAMES = {"gate_up_proj", "down_proj"}
 
 
-def run_experts(experts: Any, dispatch: Dispatch | None, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
-    """Return the weighted outputs of each token's experts; `dispatch` if ranks divide them."""
+def run_experts(
+    experts: Any,
+    dispatch: Dispatch | None,
+    x_TD: Tensor,
+    chosen_Tk: Tensor,
+    scores_Tk: Tensor,
+    beside: Callable[[], Tensor] | None = None,
+) -> Tensor:
+    """Return the weighted outputs of each token's experts; `dispatch` if ranks divide them.
+
+    What `beside` computes is added: it hides the way of tokens to other ranks.
+    """
     chosen = chosen_Tk.flatten()
     order = chosen.argsort(stable=True)  # by expert, then by token
     ours = len(experts.gate_up_proj) if dispatch is None else experts.num_experts
@@ -92,9 +105,17 @@ def run_experts(experts: Any, dispatch: Dispatch | None, x_TD: Tensor, chosen_Tk
         gate, up = multiply_by_expert(x, _local(experts.gate_up_proj), counts).chunk(2, -1)
         return multiply_by_expert(experts.act_fn(gate) * up, _local(experts.down_proj), counts)
 
-    found_ND = compute(sent_ND, counts_E) if dispatch is None else dispatch(sent_ND, counts_E, compute)
+    if dispatch is None:
+        found_ND = compute(sent_ND, counts_E)
+        other_TD = None if beside is None else beside()
+    else:
+        send, finish = dispatch
+        travelling = send(sent_ND, counts_E)
+        other_TD = None if beside is None else beside()
+        found_ND = finish(travelling, compute)
     back_TkD = torch.empty_like(found_ND).index_copy(0, order, found_ND).unflatten(0, chosen_Tk.shape)
-    return (back_TkD * scores_Tk[..., None]).sum(1).to(x_TD.dtype)
+    out_TD = (back_TkD * scores_Tk[..., None]).sum(1).to(x_TD.dtype)
+    return out_TD if other_TD is None else out_TD + other_TD
 
 
 def _local(weight: Any) -> Tensor:

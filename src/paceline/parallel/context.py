@@ -2,11 +2,12 @@
 
 A sequence of 2n chunks goes to n ranks, chunks r and 2n - 1 - r to rank r, so that each computes as much of the causal
 half. Keys and values are gathered once in each layer, in their own order; the backward pass sums their gradients and
-leaves each rank its part. Or they are passed round (`ring.py`), where no mask is needed. All else works on single
-tokens, and gradients are summed as those of other samples are.
+leaves each rank its part. Heads are gathered in groups: attention of one is computed while the next is on its way. Or
+keys and values are passed round (`ring.py`), where no mask is needed. All else works on single tokens, and gradients
+are summed as those of other samples are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.launch.shared_device import route_through_host
+from paceline.layout import count_head_groups
 from paceline.nn.attention import causal_attention
 from paceline.parallel.ddp import ALL_GATHER
+from paceline.parallel.exchange import Exchange, Started, arrive, depart
 from paceline.parallel.ring import attend_in_ring, suits_ring
 from paceline.runlog.timers import CollectiveTimer
 
@@ -71,7 +74,17 @@ class ContextGroup:
         """
         if self.ring and mask is None and not dropout and suits_ring(q_BSHd, k_BSKd, v_BSKd):
             return attend_in_ring(q_BSHd, k_BSKd, v_BSKd, self, scale)
-        keys, values = self.gather(torch.cat([k_BSKd, v_BSKd], -1)).split([k_BSKd.shape[-1], v_BSKd.shape[-1]], -1)
+        groups, parts = count_head_groups(k_BSKd.shape[2]), []
+        both = [torch.cat(pair, -1) for pair in zip(k_BSKd.chunk(groups, 2), v_BSKd.chunk(groups, 2), strict=True)]
+        sizes = [k_BSKd.shape[-1], v_BSKd.shape[-1]]
+        for queries, gathered in zip(q_BSHd.chunk(groups, 2), self.gather(both), strict=True):
+            keys, values = gathered.split(sizes, -1)
+            parts.append(self._attend_to_whole(queries, keys, values, mask, scale, dropout))
+        return torch.cat(parts, 2)
+
+    def _attend_to_whole(
+        self, q_BSHd: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None, dropout: float
+    ) -> Tensor:
         chunk, parts = q_BSHd.shape[1] // 2, []
         for place, index in enumerate(self.chunks):
             rows, seen = slice(place * chunk, (place + 1) * chunk), (index + 1) * chunk
@@ -79,11 +92,21 @@ class ContextGroup:
             parts.append(causal_attention(q_BSHd[:, rows], keys[:, :seen], values[:, :seen], own, scale, dropout))
         return torch.cat(parts, 1)
 
-    def gather(self, x_BS: Tensor) -> Tensor:
-        """Return whole sequences (B, S, …) in the order of their tokens, from the parts of all ranks."""
-        every = _Gather.apply(x_BS, self.group, self.timer).unflatten(2, (2, -1))  # rank, B, its two chunks, tokens, …
-        ordered = torch.cat([every[:, :, 0], every[:, :, 1].flip(0)])
-        return ordered.transpose(0, 1).flatten(1, 2)
+    def gather(self, tensors_BS: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Start to gather tensors; yield each as whole sequences (B, S, …), in the order of their tokens."""
+        exchanges = [Exchange(self._gather, self._sum_scatter, self.timer) for _ in tensors_BS]
+        for exchange, sent in zip(exchanges, depart(exchanges, tensors_BS), strict=True):
+            chunks = arrive(exchange, sent).unflatten(0, (self.ranks, -1)).unflatten(2, (2, -1))
+            ordered = torch.cat([chunks[:, :, 0], chunks[:, :, 1].flip(0)])  # (chunk, B, its tokens, …)
+            yield ordered.transpose(0, 1).flatten(1, 2)
+
+    def _gather(self, x: Tensor) -> Started:
+        every = x.new_empty(self.ranks * x.shape[0], *x.shape[1:])  # gloo takes no axis of ranks
+        return every, ALL_GATHER(every, x, group=self.group, async_op=True)
+
+    def _sum_scatter(self, gradient: Tensor) -> Started:
+        own = gradient.new_empty(gradient.shape[0] // self.ranks, *gradient.shape[1:])
+        return own, REDUCE_SCATTER(own, gradient, group=self.group, async_op=True)
 
     def sum(self, sums: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
         """Return sums over the tokens of all ranks."""
@@ -91,24 +114,3 @@ class ContextGroup:
         for value in found.values():
             dist.all_reduce(value, group=self.group)
         return found
-
-
-class _Gather(torch.autograd.Function):
-    """(…) of each rank -> (ranks, …); backward sums over the ranks and keeps the own part."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, timer: CollectiveTimer) -> Tensor:
-        ctx.group, ctx.timer = group, timer
-        ranks = dist.get_world_size(group)
-        every = x.new_empty(ranks * x.shape[0], *x.shape[1:])  # gloo takes no axis of ranks
-        with timer.blocking():
-            ALL_GATHER(every, x.contiguous(), group=group)
-        return every.unflatten(0, (ranks, -1))
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = incoming
-        own = gradient.new_empty(gradient.shape[1:])
-        with ctx.timer.blocking():
-            REDUCE_SCATTER(own, gradient.flatten(0, 1).contiguous(), group=ctx.group)
-        return own, None, None

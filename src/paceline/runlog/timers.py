@@ -6,13 +6,14 @@
     compute_s   the rest of step_s
 
 A gradient bucket is in flight from its launch until its result arrives; what is in flight after the last launch is
-exposed. On a CUDA device the host runs ahead, so moments are events in the device's streams, and are read later.
+exposed. What an axis sends beside computing is in flight until it is there; waiting for it is exposed. On a CUDA device
+the host runs ahead, so moments are events in the device's streams, and are read later.
 """
 
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -42,10 +43,13 @@ def subtract_waiting(step_s: float, data_s: float, exposed_s: float) -> float:
     return max(0.0, step_s - data_s - exposed_s)
 
 
-def compute_comm_times(buckets: list[Interval], blocking: list[Interval]) -> tuple[float, float]:
-    """Return (comm_s, exposed_s) from the intervals of gradient buckets and of blocking collectives."""
+def compute_comm_times(
+    buckets: list[Interval], blocking: list[Interval], beside: Iterable[Interval] = ()
+) -> tuple[float, float]:
+    """Return (comm_s, exposed_s) from the intervals of gradient buckets, of blocking collectives, and of those that
+    are in flight beside computing."""
     tail = max((end for _, end in buckets), default=0.0) - max((begin for begin, _ in buckets), default=0.0)
-    comm = sum_union([*buckets, *blocking])
+    comm = sum_union([*buckets, *blocking, *beside])
     return comm, min(comm, tail + sum_union(blocking))
 
 
@@ -56,6 +60,7 @@ class CollectiveTimer:
         self._lock = threading.Lock()
         self._buckets: list[tuple[Any, Any]] = []
         self._blocking: list[tuple[Any, Any]] = []
+        self._beside: list[tuple[Any, Any]] = []
 
     def now(self) -> Any:
         return perf_counter()
@@ -71,12 +76,23 @@ class CollectiveTimer:
         yield
         self._blocking.append((started, self.now()))
 
+    def watch(self, started: Any, work: Any) -> None:
+        """Time a collective in flight, as far as it tells when it ends: gloo's reduce-scatter does not."""
+
+        def done(_: Any) -> None:
+            with self._lock:
+                self._beside.append((started, self.now()))
+
+        with suppress(RuntimeError):
+            work.get_future().then(done)
+
     def take(self) -> Reading:
         """Return a reading of the collectives since the last call."""
         with self._lock:
             buckets, self._buckets = self._buckets, []
+            beside, self._beside = self._beside, []
         blocking, self._blocking = self._blocking, []
-        return lambda: compute_comm_times(self.seconds(buckets), self.seconds(blocking))
+        return lambda: compute_comm_times(*map(self.seconds, (buckets, blocking, beside)))
 
     def seconds(self, marks: list[tuple[Any, Any]]) -> list[Interval]:
         return marks

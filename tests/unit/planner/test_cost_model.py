@@ -14,6 +14,8 @@ from paceline.planner.candidates import RejectReason
 from paceline.planner.cost_model import build_cost_model
 from paceline.planner.emit import build_launch_files
 from paceline.planner.formulas.placement import GPU_PHYSICS
+from paceline.planner.formulas.shape import find_repeated_block
+from paceline.planner.formulas.step_time import StepPricer
 from paceline.planner.plan import plan
 from paceline.planner.show import render_plan
 from paceline.planner.target import resolve_target
@@ -232,6 +234,33 @@ def test_a_ring_keeps_no_keys_of_others_and_is_taken_where_they_do_not_fit():
     assert found.price.layout.ring
     assert model.overrides(found.price.layout)["parallel.context"] == "8:ring"
     assert not plan(sharded().replace({"parallel.context": 8}), "8xH100", [8]).rows[0].price.layout.ring
+
+
+@pytest.mark.parametrize(("kv_heads", "groups"), [(1, 1), (2, 2), (6, 3), (8, 4)])
+def test_keys_are_gathered_beside_attention_but_for_those_of_the_first_heads(kv_heads, groups):
+    sizes = {"preset": "custom", "width": 1536, "heads": 24, "kv_heads": kv_heads, "layers": 4}
+    spec = sharded().replace({f"model.{name}": value for name, value in sizes.items()} | {"parallel.context": 8})
+    spec = spec.replace({"data.sequence": 65_536, "parallel.activation_checkpointing": "none"})
+    where, layout = resolve_target("8xH100").at(8), layout_of(spec.replace({"parallel.ranks": 8}))
+    model = build_cost_model(spec)
+    placement = model.placement(layout, where.cluster.device)
+    pricer = StepPricer(model.blocks, placement, where.cluster, model.numbers, where.physics)
+    layer = find_repeated_block(model.blocks)
+    sent = pricer.list_layer_travels(layer, 0.0)[1]
+    hidden = where.physics.overlap * (1 - 1 / groups)  # attention takes longer than its keys
+    assert sent.exposed_s == pytest.approx(sent.flight_s * (1 - hidden))
+
+
+def test_an_expert_for_all_tokens_hides_their_way_to_others():
+    sizes = {"model.experts": 4, "data.sequence": 1024, "data.vocab": 32000, "parallel.strategy": "zero2"}
+    spec = sharded().replace({**sizes, "model.preset": "1b", "parallel.expert": 4})
+    where, layout = resolve_target("8xH100").at(8), layout_of(spec.replace({"parallel.ranks": 8}))
+    alone, beside = (
+        build_cost_model(spec.replace({"model.shared_ffn": ffn})).price(layout, where).time for ffn in (None, 4096)
+    )
+    hidden = [time.comm_s - time.exposed_s for time in (alone, beside)]
+    assert hidden[1] > hidden[0]
+    assert beside.comm_s == pytest.approx(alone.comm_s, rel=0.2)
 
 
 def test_divided_experts_are_held_once_in_each_group():

@@ -117,7 +117,7 @@ class Roofline:
         size *= math.pow(self.physics.ragged_efficiency, max(_raggedness(inner), _raggedness(outer)))
         return 2.0 * rows * inner * outer / (matmul_rate(self.device, self.numbers.matmul, self.physics) * size)
 
-    def _attention_s(self, attention: AttentionShape, placement: Placement) -> tuple[float, float]:
+    def attention_s(self, attention: AttentionShape, placement: Placement) -> tuple[float, float]:
         """Forward and backward time of the score products; they run in 16 bits even where weights are in 8."""
         device, physics = self.device, self.physics
         share = placement.micro_batch / (placement.tensor * placement.context)
@@ -148,7 +148,7 @@ class Roofline:
             return replace(self, numbers=replace(self.numbers, matmul="bf16")).price_block(block, placement)
         runtime, physics = placement.runtime, self.physics
         products = self._products_s(block, placement)
-        attention = self._attention_s(block.attention, placement) if block.attention else (0.0, 0.0)
+        attention = self.attention_s(block.attention, placement) if block.attention else (0.0, 0.0)
         forward_s, backward_s, elementwise_s = self._price_elementwise(block, placement)
         forward = products + attention[0] + forward_s
         with_gradients = block.trained_params / block.params if block.frozen_params else 1.0  # frozen weights have none

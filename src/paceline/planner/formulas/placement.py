@@ -71,7 +71,7 @@ class Runtime:
     """Sharded weights are cast by autocast, which keeps the casts of all layers until the forward pass is over."""
     channels_last: bool = False  # images have their channels innermost where that is faster
     keeps_ends: bool = False  # sharded embedding and head stay gathered through a step
-    waits_for_keys: bool = False  # attention begins when the keys of a divided sequence are gathered
+    waits_for_keys: bool = False  # attention begins when the keys of the first heads of a divided sequence are gathered
 
     @property
     def compiled(self) -> bool:

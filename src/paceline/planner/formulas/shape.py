@@ -134,6 +134,7 @@ class BlockShape:
     unpacked_params: float = 0.0  # of the largest matrix of these, which is unpacked while it multiplies
     expert_params: float = 0.0  # of `params`, those of experts, which the devices of `expert` divide
     routed_elements: float = 0.0  # of one sample, sent to the experts of its tokens
+    beside_tokens: tuple[Matmul, ...] = ()  # of `matmuls`, those that are computed while tokens are on their way
     whole_params: float = 0.0  # of `params`, beside those of experts, what tensor parallelism does not cut
     expert_elements: float = 0.0  # of `saved_split_elements`, those of experts, which it does not cut
     eager: EagerTraffic | None = None  # if it was counted; else it follows from `moved_elements`
@@ -261,14 +262,16 @@ def add_experts(
     """
     *attention, up, down = layer.matmuls
     products = (*attention, *(replace(m, rows=m.rows * active, split="none") for m in (up, down)))
+    sides: tuple[Matmul, ...] = ()
     if shared:
         sides = (replace(up, outer=2 * shared), replace(down, inner=shared))
-        products += sides if cuts_shared else tuple(replace(m, split="none") for m in sides)
+        sides = sides if cuts_shared else tuple(replace(m, split="none") for m in sides)
     features, routed = length * 3.0 * ((active - 1) * ffn + shared), length * active * up.inner
     whole = 0 if cuts_shared else shared
     return replace(
         layer,
-        matmuls=products,
+        matmuls=products + sides,
+        beside_tokens=() if cuts_shared else sides,  # the library computes it before or after
         moved_elements=layer.moved_elements + features + ROUTED_PASSES * routed,
         saved_split_elements=layer.saved_split_elements + features + 2 * routed,  # as sent, and as it comes back
         kernels=layer.kernels + LAUNCHES_PER_OPERATION * ROUTER_OPERATIONS,

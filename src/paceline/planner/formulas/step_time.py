@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from paceline.hardware.catalogue import Cluster
 from paceline.hardware.failures import find_slowest
+from paceline.layout import count_head_groups
 from paceline.planner.formulas.compute import Roofline
 from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
 from paceline.planner.formulas.shape import BlockShape, find_repeated_block
@@ -303,12 +304,19 @@ class StepPricer:
         placement, attention = self.placement, layer.attention
         if attention is None or placement.context == 1:
             return Travel()
+        elements = attention.key_elements / placement.tensor
         if placement.ring:
-            total = self._ring_s(attention.key_elements / placement.tensor)
-        else:
-            total = self._gather_s(attention.key_elements / placement.tensor, placement.context, 2)
-        hidden = placement.ring or not placement.runtime.waits_for_keys
-        return Travel(total, exposed_s(total, compute_s, self.physics, hidden))
+            total = self._ring_s(elements)
+            return Travel(total, exposed_s(total, compute_s, self.physics))
+        if not placement.runtime.waits_for_keys:
+            total = self._gather_s(elements, placement.context, 2)
+            return Travel(total, exposed_s(total, compute_s, self.physics))
+        # of the groups of heads, the first has nothing beside it on its way there, and the last on its way back
+        groups = count_head_groups(max(1, attention.kv_heads // placement.tensor))
+        total = groups * self._gather_s(elements / groups, placement.context, 2)
+        alone = 1 / groups
+        beside_s = (1 - alone) * sum(self.roofline.attention_s(attention, placement))
+        return Travel(total, total * alone + exposed_s(total * (1 - alone), beside_s, self.physics))
 
     def _ring_s(self, elements: float) -> float:
         """Price the messages of a ring: keys and values forward and backward, there with their gradients in fp32."""
@@ -320,9 +328,18 @@ class StepPricer:
         return (rounds + n) * (self.physics.call_s + members.hop_s) + sent / members.bytes_s
 
     def _experts(self, layer: BlockShape) -> Travel:
-        """Tokens sent to their experts and back, forward and backward, and again where the layer is recomputed."""
-        total = self._gather_s(layer.routed_elements / self.placement.context, self.placement.expert, 4)
-        return Travel(total, total)
+        """Price tokens sent to their experts and back, forward and backward, and again where the layer is recomputed.
+
+        On their way there, and their gradients on the way home, an expert for all tokens is computed beside them.
+        """
+        placement = self.placement
+        total = self._gather_s(layer.routed_elements / placement.context, placement.expert, 4)
+        if not total or not layer.beside_tokens:
+            return Travel(total, total)
+        samples, way = placement.micro_batch / placement.context, total / 4
+        forward_s = sum(self.roofline.matmul_s(m.rows * samples, m.inner, m.outer) for m in layer.beside_tokens)
+        there, home = (exposed_s(way, compute_s, self.physics) for compute_s in (forward_s, 2 * forward_s))
+        return Travel(total, 2 * way + there + home)
 
     def _gather_s(self, elements: float, size: int, times: int) -> float:
         """Price so many gathers of the elements of each sample, and half as many again if layers are recomputed."""

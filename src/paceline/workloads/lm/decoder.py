@@ -77,9 +77,9 @@ class Mixture(nn.Module):
         top_BSk = scores_BSE.gather(-1, chosen_BSk)
         weights_BSk = top_BSk / top_BSk.sum(-1, keepdim=True)
         given = (part.flatten(0, 1) for part in (x_BSD, chosen_BSk, weights_BSk.to(x_BSD.dtype)))
-        out_BSD = self.experts(*given).view_as(x_BSD)
-        if self.shared is not None:
-            out_BSD = out_BSD + self.shared(x_BSD)
+        shared = self.shared
+        beside = None if shared is None else lambda: shared(x_BSD).flatten(0, 1)
+        out_BSD = self.experts(*given, beside).view_as(x_BSD)
         if not self.training:
             return out_BSD, None
         return out_BSD, self._imbalance(scores_BSE, chosen_BSk) if bias_E is None else chosen_BSk
