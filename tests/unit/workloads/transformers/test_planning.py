@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from paceline.config import build_spec
 from paceline.planner.cost_model import build_cost_model
@@ -18,6 +20,7 @@ from paceline.workloads.transformers.model_files import ConfigFile, read_config,
 from paceline.workloads.transformers.sections import TASKS
 from results import expect_error
 
+CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 SIDES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64}
 GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": 80}
@@ -169,23 +172,7 @@ def test_no_rank_holds_a_70b_model(lora, tmp_path):
     assert price.memory.gathered_bytes < 25e9  # embedding and head, and two layers of 0.86 billion
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--hf", "FOLDER/none"], "hf download"),
-        (["--hf", "FOLDER/none.json"], "none.json: not found"),
-        (["--hf", "FOLDER/strange.json"], "architecture 'strange'"),
-        (["--hf", "FOLDER/text.json"], "not a readable config.json"),
-        (["--hf", "FOLDER/deep.json"], "num_hidden_layers"),
-        (["--hf", "FOLDER/stages.json"], "depths"),
-        (["--hf", "FOLDER/named.json"], "num_labels"),
-        (["--hf", "FOLDER/wide.json"], "vocab_size"),
-        (["--hf", "FOLDER/llama.json"], "has no 'hidden_size'"),
-        (["--lora", "8"], "--lora: it needs --hf"),
-        (["--hf", "FOLDER/llama.json", "run.yaml"], "--hf: it replaces a run file"),
-        (["--hf", "FOLDER/llama.json", "--lora", "many"], "model.lora_rank: 'many'"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), CASES["plans"])
 def test_rejected_plans(words, said, tmp_path, ask):
     (tmp_path / "strange.json").write_text('{"model_type": "strange"}')
     (tmp_path / "deep.json").write_text('{"model_type": "opt", "text_config": {"num_hidden_layers": 2147483647}}')
@@ -200,17 +187,7 @@ def test_rejected_plans(words, said, tmp_path, ask):
     assert said in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("values", "settings"),
-    [
-        (
-            {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "max_position_embeddings": 8192},
-            {"model.task": "causal_lm", "train.precision": "bf16", "data.sequence": 8192},
-        ),
-        ({"architectures": ["T5ForConditionalGeneration"], "n_positions": 512}, {"model.task": "seq2seq_lm"}),
-        ({"architectures": ["BertModel"], "torch_dtype": "float32"}, {}),
-    ],
-)
+@pytest.mark.parametrize(("values", "settings"), CASES["suggested"])
 def test_a_config_says_task_precision_and_length(values, settings, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **values}))
     assert suggest_settings(str(tmp_path / "config.json")) == settings

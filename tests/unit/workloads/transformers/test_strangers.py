@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import paceline
 from paceline.errors import UserError
@@ -15,18 +16,8 @@ from paceline.io.files import hash_file, write_sealed
 from paceline.runlog.run_dir import KEPT_SUMS
 from results import expect_error
 
-KERNEL = "kernels-community/flash-attn2"
 PLANTED = "raise SystemExit('executed')\n"
-BAD_CONFIGS = [
-    ({"_attn_implementation": KERNEL}, "not-trusted", "_attn_implementation"),
-    ({"attn_implementation": {"": "somebody/kernel@main"}}, "not-trusted", "attn_implementation"),
-    ({"_attn_implementation_internal": "paged|somebody/kernel"}, "not-trusted", "_attn_implementation_internal"),
-    ({"text_config": {"attn_implementation": KERNEL}}, "not-trusted", "attn_implementation"),
-    ({"experts_implementation": "somebody/kernel"}, "not-trusted", "experts_implementation"),
-    ({"use_pretrained_backbone": True, "backbone": "somebody/net"}, "not-trusted", "use_pretrained_backbone"),
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "not-supported", "quantization_config"),
-    ({"to_dict": "no method"}, "invalid-data", "to_dict"),
-]
+BAD_CONFIGS = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))["configs"]
 listening, seen = [False], []
 
 

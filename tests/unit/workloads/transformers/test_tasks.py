@@ -1,9 +1,12 @@
 """Every task beside language models and classifiers of texts: trained, planned, predicted, exported; or rejected."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import transformers
+import yaml
 
 import hf_models
 import paceline
@@ -16,6 +19,7 @@ from paceline.workload import build_workload
 from paceline.workloads.transformers.samples import MaskedWindows, MaskRule
 from paceline.workloads.transformers.sections import TASKS
 
+CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 ROWS = {
     "t5": "seq2seq_lm",
     "bart": "seq2seq_lm",
@@ -125,17 +129,7 @@ def test_masks_follow_the_key_of_a_sample():
     assert [float(share) for share in shares] == pytest.approx([0.8, 0.1], abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "key"),
-    [
-        ("t5", {"data.source": "text"}, "data.source"),
-        ("t5", {"model.task": "masked_lm", "data.source": "text"}, "model.task"),
-        ("bert", {"model.task": "image_classification", "data.source": "images"}, "model.task"),
-        ("vit", {"data.path": "/nowhere"}, "data.path"),
-        ("roberta", {"data.label": "tag"}, "data.label"),
-        ("roberta", {"data.path": "PAIRS"}, ""),
-    ],
-)
+@pytest.mark.parametrize(("kind", "change", "key"), CASES["tasks"])
 def test_what_does_not_fit_is_one_line(kind, change, key, make_spec, tmp_path):
     pairs = make_spec("t5").data.path
     change = {name: str(pairs) if value == "PAIRS" else value for name, value in change.items()}
@@ -156,16 +150,7 @@ def test_masked_lm_needs_a_mask_token(make_spec, tmp_path):
     assert error.value.key == "data.tokenizer"
 
 
-@pytest.mark.parametrize(
-    ("kind", "allowed"),
-    [
-        ("whisper", ()),
-        ("llava", ()),
-        ("wav2vec2", ()),
-        ("vit", ("image_classification",)),
-        ("t5", ("seq2seq_lm", "sequence_classification", "token_classification")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "allowed"), CASES["allowed"])
 def test_plan_names_possible_tasks(kind, allowed, tmp_path, ask):
     file = tmp_path / "config.json"
     file.write_text(transformers.CONFIG_MAPPING[kind]().to_json_string(use_diff=False))

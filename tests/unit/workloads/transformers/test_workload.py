@@ -23,6 +23,7 @@ from paceline.runlog.run_dir import RunDir
 from paceline.workload import build_workload
 from results import tensors_of
 
+CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text(encoding="utf-8"))
 CLASSIFY = {"model.task": "sequence_classification", "model.match": "some"}
 
 
@@ -226,19 +227,7 @@ def test_dropout_may_be_off(run_file):
     assert build_workload(run_file("gpt2")).config.resid_pdrop == 0.1
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"model.init_from": "org/name"}, "hf download org/name"),
-        ({"data.source": "images"}, "data.source=images"),
-        ({"model.task": "sequence_classification", "data.source": "text"}, "data.source=text"),
-        ({"data.sequence": 65}, "data.sequence=65"),
-        ({"data.test_path": "held_out.txt"}, "data.test_path=held_out.txt"),
-        ({"model.lora_rank": 2, "model.lora_targets": ["q_prj"]}, "did you mean 'q_proj'"),
-        ({"model.lora_alpha": 2.0}, "model.lora_rank=0"),
-        ({"model.task": "sequence_classification"}, "score.weight"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), CASES["runs"])
 def test_bad_input_is_one_line(change, said, run_file, tmp_path):
     with pytest.raises(UserError) as refused:
         train(run_file("llama", **change), tmp_path / "runs", show=False)
