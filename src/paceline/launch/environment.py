@@ -119,9 +119,6 @@ def _from_srun(environ: Mapping[str, str]) -> RankInfo | None:
     if sum(counts) != world or node >= len(counts):
         raise _contradiction_error(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"))
     address = environ.get("MASTER_ADDR") or (LOCALHOST if len(counts) == 1 else "")
-    if not address and environ.get("SLURM_DISTRIBUTION") == "arbitrary":
-        message = "srun --distribution=arbitrary places rank 0 on an unknown node; type  export MASTER_ADDR=HOST"
-        raise _environment_error("MASTER_ADDR", message)
     if not address:
         address = parse_first_host(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
     port = _derive_port(f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}")

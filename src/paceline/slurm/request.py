@@ -168,7 +168,9 @@ def build_job_request(
     request = JobRequest(ready, nodes, per_node, 0.0, plan=found, overrides=overrides)
     request.usd_per_device_hour = found.rates.usd if found is not None else site.price
     ways = f"{nodes} node{'s' * (nodes != '1')} × {plural(per_node, 'rank')}"
-    request.reasons.append(f"{ways}: {_describe_choice(machines, asked, spec)}{_describe_layout(found)}")
+    choice = "what the plan chooses" if machines.ranks is None else "of the run or the site, or the least"
+    choice = "asked for" if asked.keys() & MACHINE_OPTIONS else choice
+    request.reasons.append(f"{ways}: {choice}{_describe_layout(found)}")
     if machines.on_gpu:
         request.gpus = format_gpus(site.gpu_type or (partition.gpu_type if partition else ""), per_node)
     elif partition is not None and partition.gpus and spec.parallel.device != "cpu":
@@ -216,16 +218,6 @@ def _plan_request(spec: RunSpec, site: SiteFile, machines: MachineRequest, anywa
         message = f"the plan says that this cannot work: {' '.join(found.advice)}; {ANYWAY_HINT}"
         raise UserError(message, code="does-not-fit")
     return found if found.chosen is not None else None
-
-
-def _describe_choice(machines: MachineRequest, asked: JobOptions, spec: RunSpec) -> str:
-    if asked.keys() & MACHINE_OPTIONS:
-        return "asked for"
-    if machines.ranks is None:
-        return "what the plan chooses"
-    if spec.origin("parallel.ranks") != DEFAULT:
-        return "parallel.ranks of the run"
-    return "nobody asked for more" if machines.ranks == 1 else "all GPUs of a node"
 
 
 def _describe_layout(found: Plan | None) -> str:

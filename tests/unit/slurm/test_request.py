@@ -53,7 +53,7 @@ def test_the_plan_fills_in_what_nobody_asked_for(lm):
     chosen = build_job_request(lm, SiteFile(partition="gpu", cluster="2x4xA100"), {}, HERE)
     assert int(chosen.nodes) * chosen.per_node == chosen.plan.chosen.devices
     who = [made.reasons[0], chosen.reasons[0], asked(lm, SiteFile(partition="cpu"), time="1h").reasons[0]]
-    told = ["2 nodes × 4 ranks: asked for", "what the plan chooses", "1 node × 1 rank: nobody asked for more"]
+    told = ["2 nodes × 4 ranks: asked for", "what the plan chooses", "1 node × 1 rank: of the run or the site"]
     assert all(word in reason for word, reason in zip(told, who, strict=True))
 
 
@@ -137,7 +137,7 @@ def test_memory_of_a_job_on_cores(small):
 def test_gpus_of_a_site(lm):
     made = asked(lm, SiteFile(partition="gpu", gpus_per_node=4, gpu_type="a100"))
     assert (made.nodes, made.gpus) == ("1", "a100:4")
-    assert made.reasons[0].startswith("1 node × 4 ranks: all GPUs of a node; ")
+    assert made.reasons[0].startswith("1 node × 4 ranks: of the run or the site")
     cores = asked(lm, time="1h", anyway=True)
     assert cores.gpus == ""
     assert "no GPU: none is asked for; nodes of gpu have 4 (--gpus-per-node)" in cores.reasons
