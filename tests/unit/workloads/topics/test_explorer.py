@@ -97,7 +97,6 @@ def test_wrong_things_are_refused(tmp_path, explored):
     X, made, _ = explored
     file = tmp_path / "page.html"
     for key, write in {
-        "path": lambda: write_explorer(made, tmp_path / "page.pdf"),
         "model": lambda: write_explorer([1], file),
         "X": lambda: write_explorer(made, file, X[1:]),
     }.items():

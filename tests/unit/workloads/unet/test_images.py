@@ -69,14 +69,6 @@ def test_prepared_images_are_found_again_and_rebuilt_if_damaged(tmp_path):
     assert (len(third.data("train")), third.classes()) == (12, ("background", *map(str, range(10))))
 
 
-def test_a_folder_of_pairs(folder, tmp_path):
-    found = workload(tmp_path / "cache", source="folder", path=folder, flip="both")
-    assert (found.kind.channels, found.classes()) == (3, ("0", "1", "2"))
-    images, masks = found.data("train").batch(np.arange(2), np.array([5, 6]))
-    assert (images.shape, len(found.data("train"))) == ((2, 3, 32, 32), 2)
-    assert set(masks.unique().tolist()) <= {0, 1, 2, IGNORED}
-
-
 def test_tiles_show_every_pixel_once(folder, tmp_path):
     corpus = workload(tmp_path / "cache", source="folder", path=folder).corpus
     for images in (corpus.train, corpus.test):
@@ -98,6 +90,7 @@ def test_a_key_decides_the_crop_and_all_that_is_random(folder, tmp_path):
     assert first[0].equal(again[0])
     assert first[1].equal(again[1])
     assert not first[0].equal(other[0])
+    assert (first[0].shape, set(first[1].unique().tolist()) <= {0, 1, 2, IGNORED}) == ((8, 3, 16, 16), True)
     alone = train.batch(ids[3:4], np.array([3]))
     assert alone[0][0].equal(first[0][3]), "not on who shares the batch"
     assert not hasattr(train, "resident")

@@ -33,7 +33,6 @@ WIDE_ROW_BYTES = 1 << 26  # of a .npy file: a plan does not read even one such r
 PROBED_DOCUMENTS = 2000
 MAX_FILES = 100_000
 GROWTH = 0.5  # of a vocabulary with its texts: four times as many documents have about twice as many terms
-NOT_READ = "counts of 8 bits; they were not read"
 
 
 Probe = tuple[CountsSize, str]  # the size of counts, and what was assumed where it is an estimate
@@ -123,7 +122,9 @@ def _probe_mtx(path: Path) -> Probe | None:
     shape = (int(sizes[0]), int(sizes[1]))
     check_matrix(shape, str(path))
     twice = 2 if b"symmetric" in kind else 1
-    return _make_size(shape, 1, True, NOT_READ, twice * int(sizes[2]) if len(sizes) > 2 else None)
+    return _make_size(
+        shape, 1, True, "counts of 8 bits; they were not read", twice * int(sizes[2]) if len(sizes) > 2 else None
+    )
 
 
 def _probe_parquet(path: Path, options: TextOptions) -> Probe | None:

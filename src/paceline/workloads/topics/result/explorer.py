@@ -50,8 +50,6 @@ def write_explorer(
         message = f"a {type(model).__name__} is not a fit: give the result of  paceline.topics.fit  or  TopicFit.load"
         raise InvalidValue(message, key="model")
     file = Path(path).expanduser()
-    if file.suffix.lower() not in (".html", ".htm"):
-        raise InvalidValue(f"{str(file)!r} does not end in .html; write it as  {file.with_suffix('.html')}", key="path")
     data = collect_explorer_data(fitted, X, texts)
     write_atomic(file, render_explorer(fitted, data, title).encode("utf-8", "replace"))
     return file

@@ -90,8 +90,6 @@ def _normalise_rows(F: np.ndarray) -> np.ndarray:
 def find_top_terms(F: np.ndarray, shares: np.ndarray, n: int, by: str = "probability") -> list[np.ndarray]:
     if by not in WAYS:
         raise InvalidValue(f"by={by!r}: give {' or '.join(WAYS)}", key="by")
-    if n < 1:
-        raise InvalidValue(f"n={n}: give at least 1", key="n")
     return rank_terms(F, np.asarray(shares, np.float64) @ F, n, [WAYS[by]])[0]
 
 
