@@ -122,9 +122,8 @@ def _probe_mtx(path: Path) -> Probe | None:
     shape = (int(sizes[0]), int(sizes[1]))
     check_matrix(shape, str(path))
     twice = 2 if b"symmetric" in kind else 1
-    return _make_size(
-        shape, 1, True, "counts of 8 bits; they were not read", twice * int(sizes[2]) if len(sizes) > 2 else None
-    )
+    nonzeros = twice * int(sizes[2]) if len(sizes) > 2 else None
+    return _make_size(shape, 1, True, "counts of 8 bits; they were not read", nonzeros)
 
 
 def _probe_parquet(path: Path, options: TextOptions) -> Probe | None:
