@@ -13,7 +13,6 @@ import os
 import pickle
 import queue
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -75,11 +74,6 @@ class Worker:
                 raise WorkerDied(f"{who} does not answer") from None
             raise WorkerDied(str(describe_exit(who, code, time.time(), secondary=False).error)) from None
 
-    def close_requests(self) -> None:
-        """Tell the worker that there are no more requests. A thread can still wait for an answer."""
-        with suppress(OSError), socket.socket(fileno=os.dup(self.pipe.fileno())) as ours:
-            ours.shutdown(socket.SHUT_WR)
-
 
 class Workers:
     def __init__(self, splits: Mapping[str, Samples | None], reference: str) -> None:
@@ -113,14 +107,10 @@ class Workers:
         return answer
 
     def close(self) -> None:
-        """Stop the workers; one that does not exit in time is killed, as it has nothing to save."""
+        """Kill the workers, which have nothing to save."""
         for worker in self.all:
-            worker.close_requests()
-        deadline = time.monotonic() + EXIT_TIMEOUT_S
+            worker.process.kill()
         for worker in self.all:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-            if worker.process.exitcode is None:
-                worker.process.kill()
             worker.process.join()
             worker.pipe.close()
         self.all.clear()
