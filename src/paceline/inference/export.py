@@ -56,12 +56,12 @@ def export(
     if out.suffix == ".safetensors":
         return _export_weights(folder, out, which, onnx)
     if out.suffix and out.suffix == getattr(find_entry(folder.spec().workload).run_class(), "export_suffix", ""):
-        _check_file(out, onnx)
+        _check_target(out, is_file=True, onnx=onnx)
         with _open_scratch(out) as scratch:
             exported = export(run, scratch / "all", which, code=code)
             (exported / f"model{out.suffix}").replace(out)
         return out
-    _check_folder(out)
+    _check_target(out, is_file=False, onnx=onnx)
     if is_script(folder.recorded_spec().workload):
         raise option_error("--out", f"a script has no class; use  --out {out}.safetensors", "not-supported")
     stored = open_stored(run, which, code)
@@ -145,7 +145,7 @@ def _export_weights(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
     from paceline.trainer.checkpoint.reader import find_checkpoint
     from paceline.trainer.init_from import SavedWeights
 
-    _check_file(out, onnx)
+    _check_target(out, is_file=True, onnx=onnx)
     checkpoint = find_checkpoint(run, which)
     header = {"paceline_spec": json.dumps(run.recorded_spec().dump()), "step": str(checkpoint.step)}
     weights = SavedWeights.of(checkpoint)
@@ -155,21 +155,14 @@ def _export_weights(run: RunDir, out: Path, which: str, onnx: bool) -> Path:
     return out
 
 
-def _check_file(out: Path, onnx: bool) -> None:
-    if onnx:
+def _check_target(out: Path, is_file: bool, onnx: bool) -> None:
+    """Raise UserError if an export cannot be written there."""
+    if onnx and is_file:
         raise option_error("--out", f"--onnx writes a folder, {str(out)!r} is a file; type  --out {out.stem} --onnx")
-    _check_parent(out)
-
-
-def _check_folder(out: Path) -> None:
     if out.suffix in (".pt", ".pth", ".bin"):
         raise option_error("--out", f"{out}: a file of weights is written as  {out.with_suffix('.safetensors')}")
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+    if not is_file and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
         raise option_error("--out", f"{str(out)!r} exists; name a new folder")
-    _check_parent(out)
-
-
-def _check_parent(out: Path) -> None:
     if not out.parent.is_dir():
         raise option_error("--out", f"there is no folder {str(out.parent)!r}; make it with  mkdir -p {out.parent}")
 
