@@ -1,21 +1,17 @@
 """Memory of the fullest device, by term."""
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from paceline.hardware.catalogue import Device
-from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement
+from paceline.planner.formulas.placement import DtypeSizes, Physics, Placement, read_table
 from paceline.planner.formulas.shape import CHUNK_TOKENS, BlockShape, find_repeated_block
 
-with Path(__file__).with_name("terms.csv").open(encoding="utf-8", newline="") as _file:
-    _rows = list(csv.DictReader(_file))
-TERMS = {
-    kind: {row["term"]: row["words"] for row in _rows if row["kind"] == kind} for kind in ("time", "training_memory")
-}
+TERMS: dict[str, dict[str, str]] = {"time": {}, "training_memory": {}}
+for _row in read_table("terms.csv"):
+    TERMS[_row["kind"]][_row["term"]] = _row["words"]
 """What people read for the terms of time and memory."""
 UNPACKED = 2  # copies of a matrix that was in 4 bits: its levels, and these times their scales
 

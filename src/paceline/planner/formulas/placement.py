@@ -6,6 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 
+def read_table(file: str) -> list[dict[str, str]]:
+    """Read the rows of a CSV file beside this module."""
+    with Path(__file__).with_name(file).open(encoding="utf-8", newline="") as rows:
+        return list(csv.DictReader(rows))
+
+
 @dataclass(frozen=True)
 class DtypeSizes:
     name: str
@@ -25,23 +31,11 @@ class DtypeSizes:
         return 2 * (self.weight_bytes + self.state_bytes) + 3 * self.gradient_bytes
 
 
-DTYPE_SIZES = {
-    n.name: n
-    for n in (
-        DtypeSizes("fp64", "fp64", 8, 8, 8, 8, 8, 16),
-        DtypeSizes("fp32", "fp32", 4, 4, 4, 4, 4, 8),
-        DtypeSizes("tf32", "tf32", 4, 4, 4, 4, 4, 8),
-        DtypeSizes("amp_fp16", "fp16", 2, 4, 4, 4, 2, 8, cast=True),
-        DtypeSizes("amp_bf16", "bf16", 2, 4, 4, 4, 2, 8, cast=True),
-        DtypeSizes("amp_fp8", "fp8", 2, 4, 4, 4, 2, 8, cast=True),
-        DtypeSizes("fp16", "fp16", 2, 2, 2, 2, 2, 16),
-        DtypeSizes("bf16", "bf16", 2, 2, 4, 4, 2, 12),
-        DtypeSizes("fp8", "fp8", 2, 2, 4, 4, 2, 12),
-        DtypeSizes("pure_bf16", "bf16", 2, 2, 2, 2, 2, 4),
-    )
-}
+def _read_dtype_sizes(name: str, matmul: str, cast: str, **sizes: str) -> DtypeSizes:
+    return DtypeSizes(name, matmul, **{key: int(size) for key, size in sizes.items()}, cast=cast == "yes")
 
 
+DTYPE_SIZES = {row["name"]: _read_dtype_sizes(**row) for row in read_table("dtypes.csv")}
 Kernels = Literal["eager", "fused", "compiled"]
 Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -172,8 +166,7 @@ class Physics:
     bucket_bytes: float
 
 
-with Path(__file__).with_name("physics.csv").open(encoding="utf-8", newline="") as _file:
-    PHYSICS_TABLE = {row["name"]: row for row in csv.DictReader(_file)}
+PHYSICS_TABLE = {row["name"]: row for row in read_table("physics.csv")}
 GPU_PHYSICS, CPU_PHYSICS = (
     Physics(**{name: float(row[kind]) for name, row in PHYSICS_TABLE.items()}) for kind in ("gpu", "cpu")
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from pydantic import TypeAdapter
 
 import paceline
@@ -33,6 +34,7 @@ from paceline.planner.target import resolve_target
 from plan_specs import classifier, lm
 from results import expect_error
 
+DEVICES = yaml.safe_load(Path(__file__).with_name("local_devices.yaml").read_text(encoding="utf-8"))
 PEAK = 50e9
 FACTS = {"host": "desk", "cpu": "made up", "cores": 2, "memory_bytes": 16e9, "date": "2026-01-01", "torch": "2"}
 ROOT = Path(__file__).resolve().parents[4]
@@ -233,18 +235,7 @@ def usual(tmp_path, monkeypatch):
     return lambda *gpus: monkeypatch.setattr(target, "list_gpu_names", lambda: list(gpus))
 
 
-@pytest.mark.parametrize(
-    ("measured", "gpus", "name", "note"),
-    [
-        ("NVIDIA H200", ["NVIDIA H200"] * 2, "local (2xH200-SXM-141GB)", ""),
-        ("NVIDIA H100 80GB HBM3", ["NVIDIA H100 80GB HBM3"], "local (1xH100-SXM5-80GB)", ""),
-        ("", ["NVIDIA H100 80GB HBM3"], "local (1xH100-SXM5-80GB)", ""),
-        ("NVIDIA H200", ["NVIDIA A100-SXM4-40GB"] * 2, "local (2xA100-SXM4-40GB)", "this machine has NVIDIA A100"),
-        ("NVIDIA H200", [], "local", "no GPU can be seen"),
-        ("NVIDIA GeForce RTX 4070", ["NVIDIA GeForce RTX 4070"], "local", "is not in the catalogue"),
-        ("", ["NVIDIA GeForce RTX 4070"], "local", "is not in the catalogue"),
-    ],
-)
+@pytest.mark.parametrize(("measured", "gpus", "name", "note"), DEVICES)
 def test_a_calibration_is_used_for_its_own_device_alone(usual, tmp_path, measured, gpus, name, note):
     """Any other device is planned from the catalogue, unknown ones are not, and both are mentioned."""
     usual(*gpus)
