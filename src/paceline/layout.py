@@ -331,8 +331,9 @@ def _find_conflicts(spec: RunSpec, strategy: str) -> Iterator[str]:
         yield "backend=nccl connects CUDA devices, but parallel.device=cpu; use parallel.backend=gloo"
     if own and parallel.engine_config is not None:
         yield "engine_config is for parallel.engine=deepspeed or accelerate, not torch"
-    whole = train.weights == train.optimizer_state == "fp32" and train.optimizer != "muon"
-    if not own and (divided or reduce != "exact" or not whole or parallel.wrap != "layers"):
+    usual = train.weights == train.optimizer_state == "fp32" and train.optimizer != "muon"
+    by_size = parallel.wrap != "layers" and stage >= 2
+    if not own and (divided or by_size or reduce != "exact" or not usual):
         alone = "spreads data and optimiser state alone, in fp32 and by layers, and not for muon"
         yield f"engine={engine} {alone}; use parallel.engine=torch for the rest"
     if parallel.offload and train.optimizer == "muon":
