@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 from paceline.config import RunSpec
 from paceline.errors import OutOfMemory, PacelineError, RunFailed, UserError, get_first_line
 from paceline.io.arguments import make_output_folder
-from paceline.io.files import catch_damage, from_flat, read_json, to_flat, validate_fields, write_json
+from paceline.io.files import catch_damage, from_flat, read_json, to_flat, write_json
 from paceline.measurement.result import FORMAT, Measurement
 from paceline.measurement.rows import BatchLayout, FailedRow, MeasuredRow, combine_repeats, drop_failed
 from paceline.measurement.run_times import RunTimes
@@ -145,17 +145,6 @@ def complete_runs(
 ELSEWHERE = "measure into another folder with  --out FOLDER"
 
 
-class SavedProgress(TypedDict):
-    """Types of what a measurement keeps, by key of measure.json."""
-
-    spec: dict[str, Any]
-    done: dict[str, dict[str, Any]]
-    failed: dict[str, str]
-    out_of_memory: tuple[str, ...]
-    label: str
-    usage: dict[str, float]
-
-
 def load_state(
     folder: Path, request: MeasureState, comparable: Callable[[MeasureState], Mapping[str, Any]]
 ) -> MeasureState:
@@ -170,11 +159,11 @@ def load_state(
         raise UserError(f"{file} is of another version; {ELSEWHERE}", code="invalid-format")
     kept: dict[str, Any] = {key: old[key] for key in ("done", "failed", "out_of_memory") if key in old}
     with catch_damage(file, ELSEWHERE):
-        validate_fields(SavedProgress, {"spec": old.get("spec", {}), **kept})
         for run in kept.get("done", {}).values():
             from_flat(RunTimes, run["times"])
-            validate_fields(SavedProgress, {"label": run["label"], "usage": run["usage"]})
-    check_same_request(file, comparable(old), comparable(values), "measure")
+            run["label"], run["usage"] = str(run["label"]), dict(run["usage"])
+        before = comparable(old)
+    check_same_request(file, before, comparable(values), "measure")
     return values | kept
 
 

@@ -41,8 +41,6 @@ class LawFit:
     law: str  # amdahl, gustafson or universal
     parameters: dict[str, float]
     error: float
-    ceiling: float | None
-    peak_ranks: float | None  # where the speed-up is highest
     curve: tuple[CurvePoint, ...]
     ceiling_high: float | None = None  # of nine in ten bootstrap fits
 
@@ -59,7 +57,8 @@ class LawFit:
 
 
 def parse_law_fit(values: Mapping[str, Any]) -> LawFit:
-    return LawFit(**{**values, "curve": tuple(CurvePoint(*point) for point in values["curve"])})
+    curve = tuple(CurvePoint(*point) for point in values["curve"])
+    return LawFit(values["law"], values["parameters"], values["error"], curve, values.get("ceiling_high"))
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def fit_laws(
     reach = reach if most is None else max(*points, min(reach, most)) if points else 1
     found = [_fit_law(name, given, points, reach) for name in names if len(given) >= LAWS[name].needs]
     if most is not None:  # with more ranks than cores no ceiling is known
-        found = [replace(law, ceiling=None, peak_ranks=None, ceiling_high=None) for law in found]
+        found = [replace(law, ceiling_high=None) for law in found]
     return [law for law in found if law.error <= MOST_ERROR]
 
 
@@ -140,22 +139,22 @@ def _fit_law(name: str, repeats: Mapping[int, Sequence[float]], points: Points, 
         low, high = values[int(LOW * (DRAWS - 1))], values[int(HIGH * (DRAWS - 1))]
         curve.append(CurvePoint(n, middle, min(low, middle), max(high, middle)))
     error = max(abs(law.speedup(parameters, n) / s - 1) for n, s in points.items())
-    ceiling, peak = _find_limits(name, parameters)
-    ceilings = sorted(_find_limits(name, p)[0] or math.inf for p in drawn)
-    high = max(ceilings[math.ceil(HIGH * (DRAWS - 1))], ceiling or math.inf)
-    return LawFit(name, parameters, error, ceiling, peak, tuple(curve), high if math.isfinite(high) else None)
+    ceilings = sorted(_find_ceiling(name, p) for p in drawn)
+    high = max(ceilings[math.ceil(HIGH * (DRAWS - 1))], _find_ceiling(name, parameters))
+    return LawFit(name, parameters, error, tuple(curve), high if math.isfinite(high) else None)
 
 
 def _resample(found: Sequence[float], dice: random.Random) -> float:
     return median([dice.choice(found) for _ in found]) * math.exp(dice.gauss(0.0, LEAST_NOISE))
 
 
-def _find_limits(name: str, p: Mapping[str, float]) -> tuple[float | None, float | None]:
+def _find_ceiling(name: str, p: Mapping[str, float]) -> float:
+    """Return the speed-up that no number of ranks exceeds; infinite if there is none."""
     if p.get("crosstalk", 0.0) > 1e-9:
-        peak = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
-        return LAWS[name].speedup(p, peak), peak
-    share = {"amdahl": p.get("serial"), "universal": p.get("contention")}.get(name)
-    return (1 / share if share is not None and share > 1e-6 else None), None
+        peak_ranks = math.sqrt(max(1.0, (1 - p["contention"]) / p["crosstalk"]))
+        return LAWS[name].speedup(p, peak_ranks)
+    share = {"amdahl": p.get("serial"), "universal": p.get("contention")}.get(name) or 0.0
+    return 1 / share if share > 1e-6 else math.inf
 
 
 def list_rank_counts(most: int) -> list[int]:

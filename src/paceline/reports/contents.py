@@ -268,14 +268,12 @@ def _list_spec(runs: Sequence[RunView]) -> tuple[tuple[str, str], ...]:
 
 
 def _list_environment(known: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
-    def format_fact(name: str, value: Any) -> str:
-        if name == "memory_bytes":
-            return size(float(value))
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
     found = []
     for name in FACTS:
-        texts = [format_fact(name, facts[name]) for facts in known if facts.get(name) not in (None, [], "")]
+        values = [facts[name] for facts in known if facts.get(name) not in (None, [], "")]
+        if name == "memory_bytes":
+            values = [size(float(value)) for value in values]
+        texts = dict.fromkeys(", ".join(map(str, v)) if isinstance(v, list) else str(v) for v in values)
         if texts:
-            found.append((name.removesuffix("_bytes"), " | ".join(list(dict.fromkeys(texts))[:6])))
+            found.append((name.removesuffix("_bytes"), " | ".join(list(texts)[:6])))
     return tuple(found)

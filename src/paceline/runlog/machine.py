@@ -100,7 +100,6 @@ def _run_git(*words: str) -> str | None:
 
 
 EVERY_S = 5.0
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 LOOPBACK = "lo"
 INFINIBAND = Path("/sys/class/infiniband")
 WORD_BYTES = 4  # unit of InfiniBand's traffic counters
@@ -176,22 +175,19 @@ class RankUsage:
 
         with suppress(psutil.Error, OSError):
             found["resident_bytes"] = float(psutil.Process().memory_info().rss)
-        counted = {"cores": sum(os.times()[:2]), "network_bytes_s": count_network_bytes(os.environ)}
+        counted = {"cores": sum(os.times()[:2]), "network_bytes_s": count_network_bytes()}
         if self._counted:
             found |= {name: (value - self._counted[name]) / since_s for name, value in counted.items()}
         self._counted = counted
         return found
 
 
-def count_network_bytes(environ: Mapping[str, str], infiniband: Path = INFINIBAND) -> float:
-    """Return bytes sent and received through the interfaces that ranks use, or all but the loopback."""
+def count_network_bytes(infiniband: Path = INFINIBAND) -> float:
+    """Return bytes sent and received through all interfaces of this machine but the loopback."""
     import psutil
 
-    named = next((environ[name] for name in INTERFACES if environ.get(name)), "")
-    given = {word.strip("^=") for word in named.split(",")} if named and not named.startswith("^") else set()
     counters = psutil.net_io_counters(pernic=True)
-    used = (n for name, n in counters.items() if (name in given if given else name != LOOPBACK))
-    total = sum(n.bytes_sent + n.bytes_recv for n in used)
+    total = sum(n.bytes_sent + n.bytes_recv for name, n in counters.items() if name != LOOPBACK)
     for kind in ("xmit", "rcv"):
         for file in infiniband.glob(f"*/ports/*/counters/port_{kind}_data"):
             with suppress(OSError, ValueError):

@@ -96,11 +96,9 @@ def _parse_values(key: str, value: Any) -> OneOf | Range:
         if not isinstance(listed, list):
             raise UserError(f"{key}={value} is not a list of values; quote those with brackets or commas")
         words = tuple(map(_parse_number, listed))
-    twice = [word for number, word in enumerate(words) if word in words[:number]]
-    if not words or twice:
-        wrong = f"{twice[0]} is given twice" if twice else "there is no value"
-        raise UserError(f"{key}={value}: {wrong}; write different values, with commas between them")
-    return OneOf(words)
+    if not words:
+        raise UserError(f"{key}={value} has no values; write some, with commas between them")
+    return OneOf(tuple(word for number, word in enumerate(words) if word not in words[:number]))
 
 
 def _parse_number(word: Any) -> Any:

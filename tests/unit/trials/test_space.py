@@ -65,7 +65,7 @@ def test_a_length_replaces_the_other_and_paths_are_from_here(tmp_path, monkeypat
     [
         ([], {}, "nothing varies"),
         (["train.lr"], {}, "has no values"),
-        (["train.lr=0.1,0.1"], {}, "0.1 is given twice"),
+        (["train.lr=0.1,0.1"], {}, "nothing varies"),
         (["train.lr=1..0"], {}, "must be the smaller one"),
         (["train.lr=0..1:log"], {}, "numbers above 0"),
         (["train.lr=1e-4..x"], {}, "is not a range"),
