@@ -20,7 +20,6 @@ from paceline.workload import build_workload
 CONFIG, PLUGIN = deepspeed_config.build_deepspeed_config, accelerate._build_fsdp_plugin
 LIES = {
     "stage": lambda: _asks_deepspeed({"zero_optimization": {"stage": 1}}),
-    "clip": lambda: _asks_deepspeed({"gradient_clipping": 1.0}),
     "offload": lambda: _asks_deepspeed({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),
     "alone": lambda: mock.patch.object(engines, "build_launch_variables", return_value=engines.NO_RANK_VARIABLES),
     "whole": lambda: mock.patch.object(accelerate, "_build_fsdp_plugin", _without_layers),

@@ -122,7 +122,6 @@ ROWS = {
 
 LIES = {
     "stage": (deepspeed("zero3"), "ZeRO stage 3 and has 1"),
-    "clip": (deepspeed("zero1"), "asked for own clipping 0.0 and has 1.0"),
     "offload": (deepspeed("zero2"), "asked for offload False and has True"),
     "alone": (ACCELERATE, "asked for processes 2 and has 1"),
     "whole": (accelerate("fsdp"), "asked for layers gathered one by one 2 and has 0"),

@@ -10,7 +10,6 @@ from paceline import UserError, Workload, resume, train
 from paceline.config import build_spec
 from paceline.runlog.events import RunStatus, read_events
 from paceline.runlog.run_dir import RunDir
-from paceline.trainer.resume_guard import resolve_added_length
 from results import assert_same_bits, expect_error, steps_of
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
@@ -84,11 +83,6 @@ def test_what_is_not_longer_is_refused(three, name):
     with expect_error(code, key):
         resume(three, given, show=False)
     assert RunDir(three).spec().train.epochs == 3
-
-
-def test_a_length_that_is_not_given_is_one_epoch():
-    old = build_spec({"workload": f"{__name__}:Own"})
-    assert resolve_added_length(old, {"train.epochs": "+2", "train.lr": 1}) == {"train.epochs": 3, "train.lr": 1}
 
 
 @pytest.fixture
