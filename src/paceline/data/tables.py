@@ -114,6 +114,8 @@ def open_csv(
     tabs = kind == "tsv" or ".tsv" in file.suffixes[-2:]
     records = _iter_csv_records(file, "\t" if tabs else ",")
     header = next(records, []) if names is None else names
+    if names is None and len(header) > 1:
+        records = _reject_repeated_header(records, header, file)
     return header, enumerate(records, 1)
 
 
@@ -125,6 +127,14 @@ def _iter_csv_records(file: Path, delimiter: str) -> Iterator[list[str]]:
     except csv.Error as error:
         where = f"{file} near line {reader.line_num}"
         raise invalid_format(f"{where}: not valid csv ({error}); write a quote inside a quoted field twice") from None
+
+
+def _reject_repeated_header(records: Iterator[list[str]], header: Sequence[str], file: Path) -> Iterator[list[str]]:
+    """Reject the header as a row, which it is in files that were concatenated."""
+    for number, fields in enumerate(records, 1):
+        if fields == header:
+            raise invalid_format(f"{file} row {number} repeats the header; remove it")
+        yield fields
 
 
 def _row_length_error(file: Path, number: int, fields: Sequence[str], header: Sequence[str]) -> UserError:

@@ -96,7 +96,7 @@ def judge_rate(
 
 
 def check_throttling(context: CheckContext, flops_s: Mapping[int, float]) -> Iterator[CheckResult]:
-    """Ask the driver for clocks, heat and power while each device multiplies at its measured rate."""
+    """Ask the driver for clocks, heat and memory errors while each device multiplies at its measured rate."""
     if not flops_s:
         return
     nvml = load_nvml()
@@ -122,6 +122,9 @@ def _check_driver_facts(index: int, facts: Mapping[str, Any]) -> Iterator[CheckR
         found = f"cuda:{index} is limited to {facts['most_watts']:.0f} W of {facts['usual_watts']:.0f} W"
         remedy = f"sudo nvidia-smi -i {index} -pl {facts['usual_watts']:.0f}"
         yield _result("power limit", found, "its usual one", Health.LOOK, remedy)
+    if facts.get("memory_errors"):
+        found = f"cuda:{index}: {facts['memory_errors']} errors that could not be corrected"
+        yield _result("memory errors", found, "none", Health.WRONG, f"sudo nvidia-smi -i {index} -r")
 
 
 def _query_under_load(index: int, flops_s: float, query: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -142,6 +145,9 @@ def _query_driver(nvml: Any, device: Any) -> dict[str, Any]:
         "most_watts": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3,
         "usual_watts": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1e3,
         "reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device),
+        "memory_errors": lambda: nvml.nvmlDeviceGetTotalEccErrors(
+            device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
     }
     found = {}
     for name, query in queries.items():

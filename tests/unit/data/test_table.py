@@ -49,8 +49,9 @@ def test_a_file_without_a_header(tmp_path):
         (CSV, lambda t: t.numbers("note"), "invalid-data", "row 1: 'note'"),
         (CSV, lambda t: t.codes({"job": ["cook"]}), "invalid-data", "row 1: 'job'"),
         ("a,b\n", len, "invalid-data", "rows.csv"),
+        ("a,b\n1,2\na,b\n", len, "invalid-format", "row 2"),
     ],
-    ids=["column", "number", "gap", "category", "rows"],
+    ids=["column", "number", "gap", "category", "rows", "header"],
 )
 def test_what_a_table_rejects(text, use, code, named, tmp_path):
     (tmp_path / "rows.csv").write_text(text)
