@@ -37,13 +37,19 @@ GIB = float(1 << 30)
 WORDS, CLASSES, VOCAB = 8_000, 20, 16_000
 
 
+def whole(samples: int, batch: int) -> int:
+    """Return so many samples that no step has less than a whole batch, as the plan has it."""
+    return samples // batch * batch
+
+
 class Texts(paceline.Workload):
     length, batch = 100, 256
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
         draw = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, WORDS, (2048, self.length), generator=draw)
-        return (ids, torch.randint(0, CLASSES, (2048,), generator=draw)) if split == "train" else None
+        count = whole(2048, self.batch)
+        ids = torch.randint(0, WORDS, (count, self.length), generator=draw)
+        return (ids, torch.randint(0, CLASSES, (count,), generator=draw)) if split == "train" else None
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="sum"), len(batch[1])
@@ -81,8 +87,9 @@ class Images(paceline.Workload):
 
     def data(self, split: str) -> tuple[Tensor, Tensor] | None:
         draw = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (1024, 3, self.side, self.side), generator=draw, dtype=torch.uint8)
-        return (images, torch.randint(0, CLASSES, (1024,), generator=draw)) if split == "train" else None
+        count = whole(1024, self.batch)
+        images = torch.randint(0, 256, (count, 3, self.side, self.side), generator=draw, dtype=torch.uint8)
+        return (images, torch.randint(0, CLASSES, (count,), generator=draw)) if split == "train" else None
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
         return F.cross_entropy(model(batch[0].float() / 255).float(), batch[1], reduction="sum"), len(batch[1])

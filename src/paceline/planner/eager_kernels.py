@@ -22,36 +22,43 @@ from paceline.parallel.precision import autocast
 
 IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "pow", "sum", "prod"}
 IN_FP32 |= {"cumsum", "norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
-IN_FP32 |= {"kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
+IN_FP32 |= {"interpolate", "kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
 """Functions that move much and that autocast runs in fp32 on CUDA."""
-PASSES = {"layer_norm_backward": 7.0, "norm": 4.0, "upsample": 18.0, "max_pool": 6.0}
+PASSES = {"norm": 2.8, "upsample": 8.0, "max_pool": 5.0, "roll": 2.5}
 """Passes over what an operation with this in its name reads and writes, on an H200 with torch 2.11: moments are made
 first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
+ROW_PASSES = (1.2, 720.0), (2.2, 1080.0), (1.7, 200.0)
+"""Of a layer norm, and over its width, as few threads share a narrow row: forward; for gradients; for those of so many
+rows that these are summed in parts."""
+SUMMED_IN_PARTS = 1 << 16
 BATCH_NORM_PASSES, BATCH_NORM_CHANNELS, BATCH_NORM_LAST, BATCH_NORM_GROUPED = 4.0, 1000.0, 3.7, 2.2
 """A batch norm has a block of threads per channel, so that few channels take more passes; if they come last, it has
 many, and over groups of samples kernels of our own."""
-SUM_PASSES = 6.0  # over what is summed along columns, as gradients of biases are
-CONVOLUTION_BIAS_PASSES, CONVOLUTION_BIAS_SUM_PASSES = 3.3, 3.6  # where a convolution adds one, and over its gradients
+SUM_PASSES, SUM_KERNELS = 2.0, 5  # over what is summed along columns, as gradients of biases are; and their tail
+CONVOLUTION_BIAS_PASSES, CONVOLUTION_BIAS_SUM_PASSES = 3.1, 5.0  # where a convolution adds one, and over its gradients
 CAT_LAST_PASSES = 2.3  # where channels that are innermost are put side by side
 STRIDED_PASSES = 2.0  # over what is read in another order than it is written in
-DEPTHWISE_PASSES, DEPTHWISE_LAST_PASSES = 14.0, 1.2
-"""Of a depthwise convolution of 3 × 3, which multiplies little, in special kernels; with channels innermost."""
-DEPTHWISE_TAP, DEPTHWISE_LAST_TAPS = 0.9, (0.14, 0.23)
-"""Passes that each weight of a channel beyond these takes; with channels innermost, forward and for each gradient."""
-CONVOLUTION, ATTENTION = 0.75, 0.5  # of the rate of a plain product with the same sides
-GROUP_CHANNELS = 44  # that a kernel multiplies at once, of which those of one group of a convolution count
+CONVOLUTION, ATTENTION = 1.27, 0.5
+"""Of the rate of a plain product with the same sides, in whole tiles; what a convolution moves is counted beside it."""
+PLAIN_UNITS = 0.06  # of the rate in 16 bits, in fp32, as attention is computed where no fused kernel takes its operands
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
 """Sides of the tiles that these two work in: less than a tile takes as long as a whole one."""
-CONVOLUTION_PASSES = 0.9  # of a convolution whose channels are innermost, beside its product
-TRANSPOSE_PASSES = 2.35  # where they are not, to put them there and back
-FEW_CHANNELS = 8  # of what a convolution reads: fewer are filled up to these
-CONVOLUTION_KERNELS = 6  # a product, its operands in the order that tensor cores want, and its result put back
+CONVOLUTION_PASSES, GATHERED_PASSES = 0.7, 0.22
+"""Of a convolution with channels innermost, over what goes in and out, and over the operand of its product, which is
+gathered from overlapping windows. A depthwise one is no more than that, but its gradients take longer to gather."""
+DEPTHWISE_GRADIENTS, DEPTHWISE_PASSES, DEPTHWISE_TAP = 2.0, 14.0, 0.9
+"""The last two: in special kernels, where channels are not innermost, of 9 weights for a channel and of each beyond."""
+TRANSPOSE_PASSES = 3.8  # where channels are not innermost, to put them there and back
+ALIGNED, ODD_CHANNELS, ODD_PASSES = 8, 0.12, 4.8
+"""Other numbers of channels, as of images, are filled up to a multiple of the first: at that rate, and with passes."""
+ODD_GROUPS_PASSES = 19.0  # where channels of a group do not fill a tile evenly and are moved apart
+CONVOLUTION_KERNELS = 3  # a product, and what it works in cleared before it
 BACKWARD_KERNELS = 3  # of norms and attention
 SORT_KERNELS, SORTED = 25, 3072
 """To sort the rows of a table whose gradients are added up, where a pass looks up more than so many."""
 RECURRENT_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 RECURRENT_WORKSPACE = {4: 6, 3: 10, 1: 4}  # widths of a word in what kernels work in, by the number of gates
-GROUPS_ARGUMENT = 8  # of the arguments of a convolution
+TRANSPOSED_ARGUMENT, GROUPS_ARGUMENT = 6, 8  # of the arguments of a convolution
 LOOKED_UP = ("embedding", "index_select", "index", "gather")
 
 
@@ -173,6 +180,8 @@ def _attend(
 ) -> Tensor:
     """Store the scores where some are dropped: no fused kernel drops by the keys of samples."""
     if not 0 < dropout_p < 1:
+        if attn_mask is not None and attn_mask.requires_grad and attn_mask.stride(-1) == 1:
+            return _MaskedAttention.apply(query, key, value, attn_mask.to(query.dtype), enable_gqa)
         given = query, key, value, attn_mask, 0.0, is_causal
         return _fused_attention(*given, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
@@ -185,17 +194,39 @@ def _attend(
     return _drop(scores.float().softmax(-1).to(value.dtype), dropout_p) @ value
 
 
+class _MaskedAttention(torch.autograd.Function):
+    """Attention with a trained mask for each score, which CPUs have no fused kernel for: its rows are filled up."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, shared: bool) -> Tensor:
+        out = _fused_attention(query, key, value, enable_gqa=shared)
+        ctx.shape, mask = mask.shape, mask.expand(*query.shape[:-1], -1)
+        ctx.save_for_backward(query, key, value, F.pad(mask, (0, -mask.shape[-1] % ALIGNED)), out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        query, key, value, mask, _ = map(torch.empty_like, ctx.saved_tensors)
+        mask = mask[..., : key.shape[-2]].clone()
+        return query, key, value, mask.sum_to_size(ctx.shape), None
+
+
 def estimate_kernel_efficiency(name: str, args: Any, out: Any) -> float:
     """Estimate the time of a plain product with the same sides over that of a GPU's kernel."""
     if name == "convolution":
-        groups = int(args[GROUPS_ARGUMENT])
-        if 1 < groups < args[0].shape[1]:
-            return CONVOLUTION * min(1.0, int(out.shape[1]) / groups / GROUP_CHANNELS)
-        given = args[0].shape[1] if args[0].shape[1] == args[1].shape[1] else CHANNELS
-        filled = _tile_fill(given, CHANNELS if given > FEW_CHANNELS else FEW_CHANNELS)
-        return CONVOLUTION * _tile_fill(out.shape[1], CHANNELS) * filled
+        inside, outside = _group_sides(args[1], args[TRANSPOSED_ARGUMENT], args[GROUPS_ARGUMENT])
+        seen = 1.0 if args[0].requires_grad else 1.5  # of three products, those that are made
+        if inside == 1 < args[GROUPS_ARGUMENT]:
+            return CONVOLUTION * seen
+        filled = _tile_fill(inside, CHANNELS)
+        if args[GROUPS_ARGUMENT] == 1:
+            filled *= _tile_fill(outside, CHANNELS)
+        if _is_odd(inside, outside, args[GROUPS_ARGUMENT]):
+            filled = ODD_CHANNELS * _tile_fill(inside, ALIGNED) * _tile_fill(outside, CHANNELS)
+        return CONVOLUTION * filled * seen
     if "attention" not in name:
-        return 1.0
+        in_fp32 = torch.is_autocast_enabled("cpu") and out.dtype is torch.float32
+        return PLAIN_UNITS if in_fp32 else 1.0
     length, span, width = args[0].shape[-2], args[1].shape[-2], args[0].shape[-1]
     return ATTENTION * _tile_fill(length, POSITIONS) * _tile_fill(span, POSITIONS) * _tile_fill(width, FEATURES)
 
@@ -224,7 +255,7 @@ def estimate_traffic(
     if "embedding" in name:
         return KernelTraffic(total, SORT_KERNELS if args[1].numel() * more > SORTED else 2)
     if name in ("sum", "mean") and isinstance(out, Tensor) and _sums_columns(args[0], out):
-        return KernelTraffic(SUM_PASSES * total)
+        return KernelTraffic(SUM_PASSES * total, SUM_KERNELS)
     if "batch_norm" in name and args[0].dim() > 2:
         passes = max(BATCH_NORM_PASSES, BATCH_NORM_CHANNELS / args[0].shape[1])
         if last and args[0].dim() == 4:
@@ -232,40 +263,61 @@ def estimate_traffic(
         return KernelTraffic(passes * total, BACKWARD_KERNELS if backward else 1)
     if name == "cat" and last and isinstance(out, Tensor) and out.dim() == 4:
         return KernelTraffic(CAT_LAST_PASSES * total)
-    word = next((word for word in PASSES if word in name), "")
-    if word == "upsample" and not backward:
-        word = ""  # as fast as any
-    if word:
+    if "layer_norm" in name:
+        width = math.prod(args[1 + backward])
+        each, narrow = ROW_PASSES[backward + (backward and args[0].numel() / width * more > SUMMED_IN_PARTS)]
+        return KernelTraffic((each + narrow / width) * total, BACKWARD_KERNELS if backward else 1)
+    if word := next((word for word in PASSES if word in name), ""):
         return KernelTraffic(PASSES[word] * total, BACKWARD_KERNELS if backward else 1)
     return KernelTraffic((STRIDED_PASSES if _changes_strides(args, out) else 1.0) * total)
+
+
+def _group_sides(weight: Tensor, transposed: bool, groups: int) -> tuple[int, int]:
+    """Return the channels that a group of a convolution reads and writes."""
+    sides = weight.shape[0] // groups, weight.shape[1]
+    return sides if transposed else sides[::-1]
+
+
+def _is_odd(inside: int, outside: int, groups: int) -> bool:
+    return bool(inside * groups % ALIGNED or outside * groups % ALIGNED)
 
 
 def _convolution_traffic(args: Any, out: Any, last: bool) -> KernelTraffic:
     """Count transposes too: images are stored channels first unless `last`, and products want channels last."""
     back = not isinstance(out, Tensor)
-    pair, weight = (args[:2], args[2]) if back else ((args[0], out), args[1])
+    given, made, weight = (args[1], args[0], args[2]) if back else (args[0], out, args[1])
     products, biased = (args[-1][0] + args[-1][1], args[-1][2]) if back else (1, args[2] is not None)
-    passes, kernels = CONVOLUTION_PASSES + TRANSPOSE_PASSES, CONVOLUTION_KERNELS
-    if weight.dim() > 3 and weight.shape[1] == 1 < weight.shape[0]:
-        more = max(0, weight[0].numel() - 9)
-        passes = DEPTHWISE_PASSES + DEPTHWISE_TAP * more
-        if last:
-            passes = DEPTHWISE_LAST_PASSES + DEPTHWISE_LAST_TAPS[back] * more
-    elif last and weight.dim() == 4:
-        passes, kernels = CONVOLUTION_PASSES, 2
+    groups = args[GROUPS_ARGUMENT + back]
+    inside, outside = _group_sides(weight, args[TRANSPOSED_ARGUMENT + back], groups)
+    depthwise, taps, flat = inside == 1 < groups, weight[0, 0].numel(), weight.dim() < 4
+    places = [x.numel() // x.shape[1] for x in (given, made)]
+    window = max(places) * DEPTHWISE_GRADIENTS if depthwise and back else min(places)
+    pair = _tensor_bytes((given, made))
+    moved = CONVOLUTION_PASSES * pair + GATHERED_PASSES * window * given.shape[1] * taps * given.element_size()
+    if depthwise and (flat or not last):
+        moved = (DEPTHWISE_PASSES + DEPTHWISE_TAP * max(0, taps - 9)) * pair
+    elif _is_odd(inside, outside, groups):
+        moved += (ODD_PASSES - CONVOLUTION_PASSES) * pair
+    elif flat or not last:
+        plain = taps == 1 and places[0] == places[1] and made[0, 0].numel() % ALIGNED == 0
+        moved += TRANSPOSE_PASSES * pair * (not plain)
+    elif groups > 1 and CHANNELS % inside and inside % CHANNELS:
+        moved += ODD_GROUPS_PASSES * pair
+    moved += 2 * TRANSPOSE_PASSES * pair * (flat and last)
     bias = (
         CONVOLUTION_BIAS_SUM_PASSES * _tensor_bytes(args[0])
         if back
         else 2 * CONVOLUTION_BIAS_PASSES * _tensor_bytes(out)
     )
-    return KernelTraffic(passes * products * _tensor_bytes(pair) + biased * bias, kernels * products + biased)
+    return KernelTraffic(moved * products + biased * bias, CONVOLUTION_KERNELS * products + biased)
 
 
-def count_transposed(name: str, args: Any, out: Any) -> float:
-    """Count what goes in and out of a convolution over sequences, which a compiler leaves channels first."""
-    if name != "convolution" or args[1].dim() != 3:
+def count_gathered(name: str, args: Any, out: Any) -> float:
+    """Count what a convolution moves where it is compiled: a compiler leaves the channels of sequences outermost."""
+    if name != "convolution":
         return 0.0
-    return TRANSPOSE_PASSES * float(args[0].numel() + out.numel())
+    plain = (*args[:2], None, *args[3:])  # its bias is added with what follows
+    return _convolution_traffic(plain, out, last=args[1].dim() > 3).bytes / out.element_size()
 
 
 def _tensor_bytes(tensors: Any) -> float:

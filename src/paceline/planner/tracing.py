@@ -26,7 +26,7 @@ from paceline.io.arguments import option_error
 from paceline.layout import MAX_GROUP, Layout, layout_of
 from paceline.nn import op_counter
 from paceline.nn.keras_backend import has_keras
-from paceline.parallel.channels_last import prefers_channels_last
+from paceline.parallel.channels_last import prefers_channels_last, puts_channels_first
 from paceline.parallel.parallelize import infer_division, reject_for_keras
 from paceline.parallel.parameters import ParameterGroups, resolve_groups
 from paceline.planner import eager_kernels as eager
@@ -36,7 +36,6 @@ from paceline.planner.training_cost import LengthStats, TrainingCostModel, dtype
 from paceline.workload import Outline, Workload, build_workload
 
 TRACED_BATCHES = (4, 8)
-TRANSPOSED_ARGUMENT = 6  # of the arguments of a convolution
 TraceMode = AbstractContextManager[Any]
 MAX_SECONDS = 1.5  # by an estimate that is an upper bound; usually it takes half as long
 SECONDS_PER_CALL, SECONDS_PER_ELEMENT, SECONDS_PER_DRAW, SECONDS_PER_PAIR = 2e-5, 1e-9, 4e-9, 2e-11
@@ -55,8 +54,7 @@ class RegionWork:
     saved: float = 0.0
     given: float = 0.0
     """What layers are called with: all that is kept of a layer whose activations are computed again."""
-    transposed: float = 0.0
-    """Moved besides, where a compiler leaves the channels of sequences outermost."""
+    gathered: float = 0.0  # moved besides by convolutions, where they are compiled
     kernels: int = 0
     traffic: dict[str, eager.KernelTraffic] = field(default_factory=lambda: defaultdict(lambda: eager.NO_TRAFFIC))
     """As a GPU's kernels move it, forward and backward; with `_last` if images have channels innermost."""
@@ -91,7 +89,7 @@ class _RegionCounter(op_counter.OperationCounter):
             return
         seen.kernels += 1
         seen.moved += op_counter.count_moved_elements(name, args, out)
-        seen.transposed += eager.count_transposed(name, args, out)
+        seen.gathered += eager.count_gathered(name, args, out)
         if op_counter.is_product(name):
             share = eager.estimate_kernel_efficiency(name, args, out)
             steps = eager.count_steps()
@@ -113,7 +111,8 @@ def _product_sides(name: str, args: Any, out: Any) -> list[tuple[float, int, int
     left, right = (args[1], args[2]) if name in ("addmm", "baddbmm") else (args[0], args[1])
     if name == "convolution":
         many, each = right.shape[0], right[0].numel()
-        return [(left.numel() / many, many, each) if args[TRANSPOSED_ARGUMENT] else (out.numel() / many, each, many)]
+        transposed = args[eager.TRANSPOSED_ARGUMENT]
+        return [(left.numel() / many, many, each) if transposed else (out.numel() / many, each, many)]
     rows = float(left.numel() // left.shape[-1])
     if name in op_counter.PRODUCTS:
         return [(rows, left.shape[-1], right.shape[-1])]
@@ -142,6 +141,8 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
     inside, total = [p for layer in layers for p in layer.parameters()], count_params(model.parameters())
     growth = _SampleGrowth(few / outline.times, many / outline.times, dtype_sizes_of(spec.train).element_bytes)
     blocks = _build_blocks(passes, growth, repeat, count_params(inside), total)
+    if puts_channels_first(model):
+        blocks = tuple(replace(block, channels_last=None) for block in blocks)
     first, layer, rest = blocks
     held = count_params(p for p in inside if not p.requires_grad) if rest.params else groups.frozen
     layer = replace(layer, frozen_params=held / layer.repeat)
@@ -317,7 +318,7 @@ def _build_block(name: str, repeat: int, params: float, seen: list[RegionWork], 
         saved_split_elements=0.0,
         saved_whole_elements=saved,
         edge_elements=growth.each(small.given, large.given) / repeat or saved,
-        transposed_elements=growth.each(small.transposed, large.transposed) / repeat,
+        gathered_elements=growth.each(small.gathered, large.gathered) / repeat,
         kernels=LAUNCHES_PER_OPERATION * large.kernels / repeat,
         eager=_build_traffic(repeat, small, large, growth),
         channels_last=_build_traffic(repeat, small, large, growth, "_last"),

@@ -203,7 +203,7 @@ def _apply_execution(
     if not execution.compiled and find_convolutions(model):
         if setup.layout.ranks == 1:
             some, _ = _first_batch(step, samples, order, setup.layout, TRIAL_SHARE)
-            last = probe.measure_channels_last(step, some)
+            last = probe.measure_channels_last(step, some, execution.recorded)
         else:
             last = prefers_channels_last(model)
         execution = replace(execution, channels_last=last)

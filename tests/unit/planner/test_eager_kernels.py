@@ -56,10 +56,11 @@ def test_an_operation_moves_what_it_reads_and_writes(work, sides, name, passes):
 
 def test_images_are_turned_for_a_product_and_channels_by_themselves_are_slow():
     pair = 2 * 4 * 2 * 16 * 8 * 8
+    gathered = eager.CONVOLUTION_PASSES + eager.GATHERED_PASSES * 9 / 2
     for groups, last, passes in (
-        (1, False, eager.CONVOLUTION_PASSES + eager.TRANSPOSE_PASSES),
+        (1, False, gathered + eager.TRANSPOSE_PASSES),
         (16, False, eager.DEPTHWISE_PASSES),
-        (16, True, eager.DEPTHWISE_LAST_PASSES),
+        (16, True, gathered),
     ):
         sides = (2, 16, 8, 8), (16, 16 // groups, 3, 3)
         counter, _ = noted(lambda x, w, n=groups: F.conv2d(x, w, padding=1, groups=n), *sides, last=last)
@@ -98,11 +99,14 @@ def test_a_convolution_adds_its_bias_by_itself_and_turns_sequences():
     image, weight, bias = (2, 16, 8, 8), (16, 16, 3, 3), (16,)
     once = 4 * 2 * 16 * 8 * 8
     counter, _ = noted(lambda x, w, b: F.conv2d(x, w, b, padding=1), image, weight, bias, last=True)
-    passes = 2 * eager.CONVOLUTION_PASSES + 2 * eager.CONVOLUTION_BIAS_PASSES
-    assert counter.noted["convolution"][0].bytes == pytest.approx(passes * once)
-    given, out = (torch.ones(2, 16, 8), torch.ones(4, 16, 1)), torch.ones(2, 4, 8)
-    assert eager.count_transposed("convolution", given, out) == eager.TRANSPOSE_PASSES * 2 * 8 * (16 + 4)
-    assert not eager.count_transposed("convolution", (torch.ones(image), torch.ones(weight)), torch.ones(image))
+    gathered = 2 * eager.CONVOLUTION_PASSES + 9 * eager.GATHERED_PASSES
+    assert counter.noted["convolution"][0].bytes == pytest.approx((gathered + 2 * eager.CONVOLUTION_BIAS_PASSES) * once)
+    how = None, [1], [1], [1], False, [0], 1
+    given = (torch.ones(2, 16, 12), torch.ones(16, 16, 3), *how), torch.ones(2, 16, 12)
+    passes = 2 * eager.CONVOLUTION_PASSES + 3 * eager.GATHERED_PASSES + 2 * eager.TRANSPOSE_PASSES
+    assert eager.count_gathered("convolution", *given) == pytest.approx(passes * 2 * 16 * 12)
+    given = (torch.ones(image), torch.ones(weight), *how), torch.ones(image)
+    assert eager.count_gathered("convolution", *given) == pytest.approx(gathered * once / 4)
 
 
 def test_scores_are_stored_where_some_are_dropped():
@@ -222,4 +226,4 @@ def test_groups_of_a_convolution_fill_a_part_of_what_a_kernel_multiplies():
         given = (x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups)
         return eager.estimate_kernel_efficiency("convolution", given, out)
 
-    assert [rate(groups) / rate(1) for groups in (2, 4, 32)] == pytest.approx([1, 32 / 44, 4 / 44])
+    assert [rate(groups) / rate(1) for groups in (2, 4, 32)] == pytest.approx([1, 32 / 64, 4 / 64])

@@ -110,11 +110,12 @@ class Roofline:
         moved = (rows * inner + inner * outer + rows * outer) * self.numbers.element_bytes
         return float(max(self._arithmetic_s(rows, inner, outer), moved / self.bandwidth))
 
-    def _arithmetic_s(self, rows: float, inner: float, outer: float) -> float:
-        """Return the seconds of arithmetic, at a rate that small or ragged sides lower."""
+    def _arithmetic_s(self, rows: float, inner: float, outer: float, ragged: bool = True) -> float:
+        """Return the seconds of arithmetic, at a rate that small sides lower, and `ragged` ones."""
         tiles = _tiles(rows, outer)
         size = tiles / (tiles + self.physics.half_tiles)
-        size *= math.pow(self.physics.ragged_efficiency, max(_raggedness(inner), _raggedness(outer)))
+        if ragged:
+            size *= math.pow(self.physics.ragged_efficiency, max(_raggedness(inner), _raggedness(outer)))
         return 2.0 * rows * inner * outer / (matmul_rate(self.device, self.numbers.matmul, self.physics) * size)
 
     def attention_s(self, attention: AttentionShape, placement: Placement) -> tuple[float, float]:
@@ -186,7 +187,7 @@ class Roofline:
         moved = passes * block.moved_elements
         if block.eager is not None and runtime.compiled and not self.device.synchronous:
             bandwidth = self.device.bandwidth_bytes_s * max(FUSED_BANDWIDTH, physics.bandwidth_efficiency)
-            moved += block.transposed_elements
+            moved += block.gathered_elements
         if runtime.fused_loss and block.name == "head":
             moved = LOSS_PASSES * block.saved_split_elements
         elementwise = moved * samples * numbers.element_bytes / cut / bandwidth
@@ -213,8 +214,8 @@ class Roofline:
                     m.rows * samples / m.steps, inner, outer
                 )
                 total += (2 * m.steps * step_s + self.matmul_s(m.rows * samples, inner, outer)) / 3
-            elif m.useful < 1 and not self.device.synchronous:  # its operands are not in memory as a product reads
-                total += self._arithmetic_s(m.rows * samples, inner, outer) / m.useful
+            elif m.useful != 1 and not self.device.synchronous:  # its operands are not in memory as a product reads
+                total += self._arithmetic_s(m.rows * samples, inner, outer, ragged=False) / m.useful
             else:
                 total += self.matmul_s(m.rows * samples, inner, outer)
         if self.numbers.matmul == "fp8":

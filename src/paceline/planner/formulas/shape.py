@@ -139,7 +139,7 @@ class BlockShape:
     expert_elements: float = 0.0  # of `saved_split_elements`, those of experts, which it does not cut
     eager: EagerTraffic | None = None  # if it was counted; else it follows from `moved_elements`
     channels_last: EagerTraffic | None = None  # the same with the channels of images innermost
-    transposed_elements: float = 0.0
+    gathered_elements: float = 0.0
     """Of one sample, read and written to reorder sequences for convolutions, also where a compiler fuses the rest."""
 
     @property

@@ -2,11 +2,13 @@
 
 import random
 import statistics
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,69 +51,108 @@ def probe_step(step: Step, batch: Any) -> ProbeResult:
         return ProbeResult(NoGraphReason.NOT_ON_HOST)
     if not getattr(step.state.optimizer, "_step_supports_amp_scaling", False):
         return ProbeResult(NoGraphReason.OPTIMIZER)
-    with _passes_without_effect(step, batch) as (micro, changed):
-        _pass(step, micro)  # tables may be made, and layers compiled
+    with _passes_without_effect(step, batch) as micro:
+        _pass(step, micro)  # tables may be made, layers compiled, and attributes set once
         before = _host_draws()
         generator = torch.cuda.default_generators[step.device.index or 0]
         generator.manual_seed(0)
-        try:
-            _pass(step, micro, waits="error")
-        except RuntimeError as error:
-            if "synchronizing CUDA operation" not in str(error):
-                raise
-            return ProbeResult(NoGraphReason.ASKS_DEVICE, locate_user_line(error))
-        if _host_draws() != before:
-            return ProbeResult(NoGraphReason.DRAWS_ON_HOST)
-        if differing := changed():
-            return ProbeResult(NoGraphReason.COUNTS_STEPS, ".".join(filter(None, differing[0])))
+        with restore_after(step) as changed:
+            try:
+                with _masks_as_recorded():
+                    _pass(step, micro, waits="error")
+            except RuntimeError as error:
+                if "synchronizing CUDA operation" not in str(error):
+                    raise
+                return ProbeResult(NoGraphReason.ASKS_DEVICE, locate_user_line(error))
+            if _host_draws() != before:
+                return ProbeResult(NoGraphReason.DRAWS_ON_HOST)
+            if differing := changed():
+                return ProbeResult(NoGraphReason.COUNTS_STEPS, ".".join(filter(None, differing[0])))
         return ProbeResult(draws=generator.get_offset() > 0)
+
+
+@contextmanager
+def _masks_as_recorded() -> Iterator[None]:
+    """Let the library transformers make masks as it does under a recorder, where it does not ask what they hide."""
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    if masks is None:
+        yield
+        return
+    before, masks.is_tracing = masks.is_tracing, lambda tensor=None: tensor is not None
+    try:
+        yield
+    finally:
+        masks.is_tracing = before
 
 
 def count_work(step: Step, batch: Any, times: float) -> StepWork:
     """Count the work of a step, which is `times` that of the forward pass over a batch."""
     precise = autocast(step.train.precision, step.device)
     with ExitStack() as held:
-        micro, _ = held.enter_context(_passes_without_effect(step, batch))
+        micro = held.enter_context(_passes_without_effect(step, batch))
         given = held.enter_context(step.running_pass(micro))
         with torch.no_grad(), precise, OperationCounter() as counter:
             step.workload.loss(step.state.model.unwrapped, given)
     return StepWork(counter.operations, counter.moved_elements * times)
 
 
-def measure_channels_last(step: Step, batch: Any) -> bool:
+def measure_channels_last(step: Step, batch: Any, recorded: bool) -> bool:
     """Return whether the device takes less time for the passes over a batch with channels last.
 
-    Formats alternate, so that other load affects both; in the first round kernels are chosen, and it does not count.
+    Formats alternate, so that other load affects both. Passes of a step that is to be recorded are recorded too: the
+    host may launch the many kernels of a deep network more slowly than the device runs them.
     """
-    model, times = step.state.model.unwrapped, (list[float](), list[float]())
-    with _passes_without_effect(step, batch) as (micro, _):
-        for _ in range(1 + TIMED_PASSES):
-            for last, found in enumerate(times):
-                handles = use_channels_last(model) if last else ()
-                found.append(_time_pass(step, micro))
-                for handle in handles:
-                    handle.remove()
-    first_s, last_s = (statistics.median(found[1:]) for found in times)
+    times = list[float](), list[float]()
+    with _passes_without_effect(step, batch) as micro:
+        passes = [partial(_pass_in_format, step, micro, last) for last in (False, True)]
+        for run in passes:  # kernels are chosen
+            run()
+        if recorded:
+            passes = [_record_pass(run).replay for run in passes]
+        for _ in range(TIMED_PASSES):
+            for run, found in zip(passes, times, strict=True):
+                found.append(_time_pass(run))
+    first_s, last_s = map(statistics.median, times)
     return last_s < LEAST_GAIN * first_s
 
 
-def _time_pass(step: Step, micro: MicroBatch) -> float:
-    """Return the seconds of a pass on the device, as a graph runs it: it has work before the host launches more."""
+def _pass_in_format(step: Step, micro: MicroBatch, last: bool) -> None:
+    handles = use_channels_last(step.state.model.unwrapped) if last else ()
+    try:
+        _pass(step, micro)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _record_pass(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        run()
+    return graph
+
+
+def _time_pass(run: Callable[[], None]) -> float:
+    """Return the seconds of a pass on the device, which has work before the host launches more."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     torch.cuda._sleep(AHEAD_CYCLES)
     begin.record()
-    _pass(step, micro)
+    run()
     end.record()
     torch.cuda.synchronize()
     return begin.elapsed_time(end) / 1e3
 
 
 @contextmanager
-def _passes_without_effect(step: Step, batch: Any) -> Iterator[tuple[MicroBatch, Callable[[], list[Attribute]]]]:
+def _passes_without_effect(step: Step, batch: Any) -> Iterator[MicroBatch]:
     step.state.model.unwrapped.train()
-    with preserve_generators(), restore_after(step) as changed:
-        yield step.move_to_device(MicroBatch(batch, 1)), changed
+    with preserve_generators(), restore_after(step):
+        yield step.move_to_device(MicroBatch(batch, 1))
 
 
 def _pass(step: Step, micro: MicroBatch, waits: str = "default") -> None:
