@@ -24,9 +24,10 @@ IN_FP32 = {"layer_norm", "group_norm", "softmax", "log_softmax", "exp", "log", "
 IN_FP32 |= {"cumsum", "norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 IN_FP32 |= {"interpolate", "kl_div", "binary_cross_entropy_with_logits", "cosine_similarity"}
 """Functions that move much and that autocast runs in fp32 on CUDA."""
-PASSES = {"norm": 2.8, "upsample": 8.0, "max_pool": 5.0, "roll": 2.5}
+PASSES = {"norm": 2.8, "upsample": 8.0, "roll": 2.5}
 """Passes over what an operation with this in its name reads and writes, on an H200 with torch 2.11: moments are made
 first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
+POOL_PASSES, POOL_OVERLAP = 0.6, 2.4  # of a pool of maxima, and for each window that a value is in
 ROW_PASSES = (1.2, 720.0), (2.2, 1080.0), (1.7, 200.0)
 """Of a layer norm, and over its width, as few threads share a narrow row: forward; for gradients; for those of so many
 rows that these are summed in parts."""
@@ -38,7 +39,7 @@ SUM_PASSES, SUM_KERNELS = 2.0, 5  # over what is summed along columns, as gradie
 CONVOLUTION_BIAS_PASSES, CONVOLUTION_BIAS_SUM_PASSES = 3.1, 5.0  # where a convolution adds one, and over its gradients
 CAT_LAST_PASSES = 2.3  # where channels that are innermost are put side by side
 STRIDED_PASSES = 2.0  # over what is read in another order than it is written in
-CONVOLUTION, ATTENTION = 1.27, 0.5
+CONVOLUTION, ATTENTION = 1.27, 0.33
 """Of the rate of a plain product with the same sides, in whole tiles; what a convolution moves is counted beside it."""
 PLAIN_UNITS = 0.06  # of the rate in 16 bits, in fp32, as attention is computed where no fused kernel takes its operands
 CHANNELS, POSITIONS, FEATURES = 64, 128, 64
@@ -57,7 +58,8 @@ BACKWARD_KERNELS = 3  # of norms and attention
 SORT_KERNELS, SORTED = 25, 3072
 """To sort the rows of a table whose gradients are added up, where a pass looks up more than so many."""
 RECURRENT_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
-RECURRENT_WORKSPACE = {4: 6, 3: 10, 1: 4}  # widths of a word in what kernels work in, by the number of gates
+RECURRENT_WORKSPACE = {4: (3, 12), 3: (10, 20), 1: (4, 8)}
+"""Widths of a word in what kernels work in, by the number of gates: one way, and both ways."""
 TRANSPOSED_ARGUMENT, GROUPS_ARGUMENT = 6, 8  # of the arguments of a convolution
 LOOKED_UP = ("embedding", "index_select", "index", "gather")
 
@@ -140,7 +142,7 @@ def _run_recurrent(
             given = F.linear(x, first, *biases[:1])
             width = given.shape[-1] // gates
             if workspace is None:
-                sizes = (*given.shape[:2], sides * RECURRENT_WORKSPACE[gates] * width)
+                sizes = (*given.shape[:2], RECURRENT_WORKSPACE[gates][both] * width)
                 workspace = torch.empty(sizes, dtype=given.dtype, device=given.device)
             token = _steps.set(x.shape[time])
             try:
@@ -267,6 +269,10 @@ def estimate_traffic(
         width = math.prod(args[1 + backward])
         each, narrow = ROW_PASSES[backward + (backward and args[0].numel() / width * more > SUMMED_IN_PARTS)]
         return KernelTraffic((each + narrow / width) * total, BACKWARD_KERNELS if backward else 1)
+    if "max_pool" in name:
+        kernel, stride = (*args[1 + backward : 3 + backward], ())[:2]
+        passes = POOL_PASSES + POOL_OVERLAP * (kernel[-1] / (stride or kernel)[-1]) ** len(kernel)
+        return KernelTraffic(passes * total, BACKWARD_KERNELS if backward else 1)
     if word := next((word for word in PASSES if word in name), ""):
         return KernelTraffic(PASSES[word] * total, BACKWARD_KERNELS if backward else 1)
     return KernelTraffic((STRIDED_PASSES if _changes_strides(args, out) else 1.0) * total)

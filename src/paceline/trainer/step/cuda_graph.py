@@ -17,6 +17,7 @@ from paceline.data.order import Order
 from paceline.data.prefetch import Collate, KeyedBatch, MicroBatch, RankBatch, make_collate, move_batch
 from paceline.execution import NoGraphReason
 from paceline.layout import Layout
+from paceline.nn.library_questions import spare_questions
 from paceline.parallel.compile import Compilation
 from paceline.trainer.step.probe import locate_user_line, restore_after
 from paceline.trainer.step.step import Step, update_weights
@@ -244,7 +245,8 @@ class RecordedStep(Step):
 
         def step() -> None:
             local.clear_gradients()
-            found = self.forward_backward(net, MicroBatch(self._assemble_batch(sent, row), 1), samples)
+            with spare_questions():
+                found = self.forward_backward(net, MicroBatch(self._assemble_batch(sent, row), 1), samples)
             state.model.batch_layers.update_statistics(several=False)
             norm = update_weights(state, self.train, samples, found, local.sum_squared_gradients(), zero)
             torch.cat([found, norm[None]], out=stats[:3])

@@ -2,7 +2,6 @@
 
 import random
 import statistics
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from paceline.config.registry import StepWork
 from paceline.data.prefetch import MicroBatch
 from paceline.data.samples import preserve_generators
 from paceline.execution import NoGraphReason
+from paceline.nn.library_questions import spare_questions
 from paceline.nn.op_counter import OperationCounter
 from paceline.parallel.channels_last import use_channels_last
 from paceline.parallel.precision import autocast
@@ -58,7 +58,7 @@ def probe_step(step: Step, batch: Any) -> ProbeResult:
         generator.manual_seed(0)
         with restore_after(step) as changed:
             try:
-                with _masks_as_recorded():
+                with spare_questions():
                     _pass(step, micro, waits="error")
             except RuntimeError as error:
                 if "synchronizing CUDA operation" not in str(error):
@@ -69,20 +69,6 @@ def probe_step(step: Step, batch: Any) -> ProbeResult:
             if differing := changed():
                 return ProbeResult(NoGraphReason.COUNTS_STEPS, ".".join(filter(None, differing[0])))
         return ProbeResult(draws=generator.get_offset() > 0)
-
-
-@contextmanager
-def _masks_as_recorded() -> Iterator[None]:
-    """Let the library transformers make masks as it does under a recorder, where it does not ask what they hide."""
-    masks: Any = sys.modules.get("transformers.masking_utils")
-    if masks is None:
-        yield
-        return
-    before, masks.is_tracing = masks.is_tracing, lambda tensor=None: tensor is not None
-    try:
-        yield
-    finally:
-        masks.is_tracing = before
 
 
 def count_work(step: Step, batch: Any, times: float) -> StepWork:

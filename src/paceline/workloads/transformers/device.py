@@ -13,6 +13,7 @@ from torch.nn.attention import sdpa_kernel
 
 from paceline.nn.attention import FASTEST_FIRST
 from paceline.nn.chunked_loss import compute_chunked_losses
+from paceline.nn.library_questions import spare_questions
 
 
 @contextmanager
@@ -24,14 +25,14 @@ def make_masks_on_device(packed: bool = False) -> Iterator[None]:
     """
     from transformers import masking_utils as masks
 
-    before = masks.is_tracing, masks.find_packed_sequence_indices
-    masks.is_tracing = lambda tensor=None: tensor is not None
+    before = masks.find_packed_sequence_indices
     if not packed:
         masks.find_packed_sequence_indices = lambda ids: None
     try:
-        yield
+        with spare_questions():
+            yield
     finally:
-        masks.is_tracing, masks.find_packed_sequence_indices = before
+        masks.find_packed_sequence_indices = before
 
 
 PACKED = "paceline_packed"
