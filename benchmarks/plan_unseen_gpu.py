@@ -3,8 +3,8 @@
     python benchmarks/plan_unseen_gpu.py [NAME ...] [--out plan_unseen.json] [--steps 40] [--seconds 400]
 
 Eight were written before the formulas of `plan_guests_gpu.py` (Digits to Neox), eight more (Composer to Phi) before any
-of these was measured and after all formulas, six (Handwriting to Distilled) before the formulas that came of these were
-tried on any other model. None of them is in another benchmark.
+of these was measured and after all formulas, eleven (Handwriting to Small) before any of these was measured. None of
+them is in another benchmark.
 """
 
 from __future__ import annotations
@@ -554,6 +554,119 @@ class Distilled(Library):
         return transformers.DeiTForImageClassification(transformers.DeiTConfig(**sizes, num_labels=CLASSES))
 
 
+def convolve(inside: int, outside: int, kernel: int | tuple[int, int] = 3, stride: int = 1) -> nn.Sequential:
+    sides = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    padding = (sides[0] // 2, sides[1] // 2)
+    layer = nn.Conv2d(inside, outside, kernel, stride, padding, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outside), nn.ReLU())
+
+
+class Signed(nn.Module):
+    """Convolutions over a sign, then an LSTM over its columns, both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        last = (convolve(128, 256), convolve(256, 256), nn.MaxPool2d((2, 1)))
+        self.see = nn.Sequential(convolve(3, 64), nn.MaxPool2d(2), convolve(64, 128), nn.MaxPool2d(2), *last)
+        self.read = nn.LSTM(1024, 256, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(512, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.read(self.see(x).permute(0, 3, 1, 2).flatten(2))[0]).mean(1)
+
+
+class Signs(Images):
+    batch = 512
+
+    def data(self, split: str) -> Any:
+        draw = torch.Generator().manual_seed(0)
+        images = torch.randint(0, 256, (1024, 3, 32, 128), generator=draw, dtype=torch.uint8)
+        return (images, torch.randint(0, CLASSES, (1024,), generator=draw)) if split == "train" else None
+
+    def model(self) -> nn.Module:
+        return Signed()
+
+
+class Streaming(nn.Module):
+    def __init__(self, numbers: int, width: int) -> None:
+        super().__init__()
+        self.first = nn.GRU(numbers, width, 2, batch_first=True)
+        self.second = nn.LSTM(width, width, 1, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.second(self.first(x)[0])[0][:, -1]))
+
+
+class Streams(Texts):
+    """A GRU of two layers, then an LSTM, over numbers."""
+
+    length, batch = 240, 256
+
+    def data(self, split: str) -> Any:
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randn(1024, self.length, 96, generator=draw)
+        return (x, torch.randint(0, CLASSES, (1024,), generator=draw)) if split == "train" else None
+
+    def model(self) -> nn.Module:
+        return Streaming(96, 512)
+
+
+class Branches(nn.Module):
+    def __init__(self, inside: int, width: int) -> None:
+        super().__init__()
+        wide = nn.Sequential(convolve(inside, width, 1), convolve(width, width, 5))
+        long = nn.Sequential(convolve(inside, width, 1), convolve(width, width, (1, 7)), convolve(width, width, (7, 1)))
+        pooled = nn.Sequential(nn.AvgPool2d(3, 1, 1), convolve(inside, width, 1))
+        self.each = nn.ModuleList([convolve(inside, width, 1), wide, long, pooled])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.each], 1)
+
+
+class Inception(Images):
+    """Branches of 1 × 1, 5 × 5, 1 × 7 and 7 × 1 convolutions and of pools, side by side."""
+
+    side, batch = 128, 96
+
+    def model(self) -> nn.Module:
+        first = convolve(3, 32, 3, 2), convolve(32, 64), nn.MaxPool2d(3, 2), Branches(64, 64), Branches(256, 64)
+        second = nn.MaxPool2d(3, 2), Branches(256, 128), Branches(512, 128), nn.Dropout(0.2)
+        return nn.Sequential(*first, *second, *flatten(512))
+
+
+class Autoencoder(Images):
+    """Three convolutions down to 256 numbers, and three transposed ones up again."""
+
+    side, batch = 64, 256
+
+    def model(self) -> nn.Module:
+        layers: list[nn.Module] = [nn.Conv2d(3, 32, 4, 2, 1), nn.LeakyReLU(0.2)]
+        for a, b in ((32, 64), (64, 128)):
+            layers += [nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)]
+        layers += [nn.Flatten(), nn.Linear(8192, 256), nn.Linear(256, 8192), nn.Unflatten(1, (128, 8, 8))]
+        for a, b in ((128, 64), (64, 32)):
+            layers += [nn.ConvTranspose2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.ReLU()]
+        return nn.Sequential(*layers, nn.ConvTranspose2d(32, 3, 4, 2, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+        clean = batch[0].float() / 255
+        return F.mse_loss(model(clean).float(), clean, reduction="sum") / clean[0].numel(), len(clean)
+
+
+class Small(Library):
+    """ViT of the library, eight layers."""
+
+    side, batch = 192, 128
+
+    def model(self) -> nn.Module:
+        import transformers
+
+        sizes: dict[str, Any] = {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6}
+        sizes |= {"intermediate_size": 1536, "image_size": 192, "patch_size": 16, "num_labels": CLASSES}
+        return transformers.ViTForImageClassification(transformers.ViTConfig(**sizes))
+
+
 NEOX = {"model_type": "gpt_neox", "hidden_size": 640, "num_hidden_layers": 10, "num_attention_heads": 10}
 NEOX |= {"intermediate_size": 2560, "max_position_embeddings": 1024, "rotary_pct": 0.25}
 
@@ -566,6 +679,7 @@ PHI |= {"num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embe
 if __name__ == "__main__":
     names: tuple[type[Texts | Images], ...] = (Digits, Speech, Mobile, Denoiser, Modern, Captions, Viewer)
     names = (Handwriting, Forecast, Basic, Segments, Translation, Distilled, *names)
+    names = (Signs, Streams, Inception, Autoencoder, Small, *names)
     names = (Composer, Tagger, WideResidual, Grouped, Shifted, Summary, *names)
     plan_guests_gpu.OWN = {one.__name__: one for one in names}
     plan_guests_gpu.HUGGING = {

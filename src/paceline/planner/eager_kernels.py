@@ -27,7 +27,7 @@ IN_FP32 |= {"interpolate", "kl_div", "binary_cross_entropy_with_logits", "cosine
 PASSES = {"norm": 2.8, "upsample": 8.0, "roll": 2.5}
 """Passes over what an operation with this in its name reads and writes, on an H200 with torch 2.11: moments are made
 first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
-POOL_PASSES, POOL_OVERLAP = 0.6, 2.4  # of a pool of maxima, and for each window that a value is in
+POOL_PASSES, POOL_OVERLAP = 0.6, 2.4  # of a pool, and for each window that a value is in
 ROW_PASSES = (1.2, 720.0), (2.2, 1080.0), (1.7, 200.0)
 """Of a layer norm, and over its width, as few threads share a narrow row: forward; for gradients; for those of so many
 rows that these are summed in parts."""
@@ -35,7 +35,9 @@ SUMMED_IN_PARTS = 1 << 16
 BATCH_NORM_PASSES, BATCH_NORM_CHANNELS, BATCH_NORM_LAST, BATCH_NORM_GROUPED = 4.0, 1000.0, 3.7, 2.2
 """A batch norm has a block of threads per channel, so that few channels take more passes; if they come last, it has
 many, and over groups of samples kernels of our own."""
-SUM_PASSES, SUM_KERNELS = 2.0, 5  # over what is summed along columns, as gradients of biases are; and their tail
+SUMMED_BYTES, SUMMED_ROWS = 7.4e3, 40_000
+"""As long as which it takes to add a row to a sum along columns, as gradients of biases are; more rows are added beside
+each other."""
 CONVOLUTION_BIAS_PASSES, CONVOLUTION_BIAS_SUM_PASSES = 3.1, 5.0  # where a convolution adds one, and over its gradients
 CAT_LAST_PASSES = 2.3  # where channels that are innermost are put side by side
 STRIDED_PASSES = 2.0  # over what is read in another order than it is written in
@@ -50,6 +52,7 @@ gathered from overlapping windows. A depthwise one is no more than that, but its
 DEPTHWISE_GRADIENTS, DEPTHWISE_PASSES, DEPTHWISE_TAP = 2.0, 14.0, 0.9
 """The last two: in special kernels, where channels are not innermost, of 9 weights for a channel and of each beyond."""
 TRANSPOSE_PASSES = 3.8  # where channels are not innermost, to put them there and back
+COMPILED_SHARE = 0.6  # of all this, where a compiler writes operands as they are read next
 ALIGNED, ODD_CHANNELS, ODD_PASSES = 8, 0.12, 4.8
 """Other numbers of channels, as of images, are filled up to a multiple of the first: at that rate, and with passes."""
 ODD_GROUPS_PASSES = 19.0  # where channels of a group do not fill a tile evenly and are moved apart
@@ -257,7 +260,7 @@ def estimate_traffic(
     if "embedding" in name:
         return KernelTraffic(total, SORT_KERNELS if args[1].numel() * more > SORTED else 2)
     if name in ("sum", "mean") and isinstance(out, Tensor) and _sums_columns(args[0], out):
-        return KernelTraffic(SUM_PASSES * total, SUM_KERNELS)
+        return KernelTraffic(total + SUMMED_BYTES * min(args[0].numel() / out.numel(), SUMMED_ROWS / more))
     if "batch_norm" in name and args[0].dim() > 2:
         passes = max(BATCH_NORM_PASSES, BATCH_NORM_CHANNELS / args[0].shape[1])
         if last and args[0].dim() == 4:
@@ -269,7 +272,7 @@ def estimate_traffic(
         width = math.prod(args[1 + backward])
         each, narrow = ROW_PASSES[backward + (backward and args[0].numel() / width * more > SUMMED_IN_PARTS)]
         return KernelTraffic((each + narrow / width) * total, BACKWARD_KERNELS if backward else 1)
-    if "max_pool" in name:
+    if "pool" in name and "adaptive" not in name:
         kernel, stride = (*args[1 + backward : 3 + backward], ())[:2]
         passes = POOL_PASSES + POOL_OVERLAP * (kernel[-1] / (stride or kernel)[-1]) ** len(kernel)
         return KernelTraffic(passes * total, BACKWARD_KERNELS if backward else 1)
@@ -323,7 +326,8 @@ def count_gathered(name: str, args: Any, out: Any) -> float:
     if name != "convolution":
         return 0.0
     plain = (*args[:2], None, *args[3:])  # its bias is added with what follows
-    return _convolution_traffic(plain, out, last=args[1].dim() > 3).bytes / out.element_size()
+    moved = _convolution_traffic(plain, out, last=args[1].dim() > 3).bytes
+    return COMPILED_SHARE * moved / out.element_size()
 
 
 def _tensor_bytes(tensors: Any) -> float:

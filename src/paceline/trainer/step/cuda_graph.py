@@ -19,7 +19,7 @@ from paceline.execution import NoGraphReason
 from paceline.layout import Layout
 from paceline.nn.library_questions import spare_questions
 from paceline.parallel.compile import Compilation
-from paceline.trainer.step.probe import locate_user_line, restore_after
+from paceline.trainer.step.probe import locate_user_line, recording_stream, restore_after
 from paceline.trainer.step.step import Step, update_weights
 
 AT_ONCE = 16  # batches made at a time, where making one takes about as long as a step
@@ -139,7 +139,7 @@ class RecordedStep(Step):
     def __post_init__(self) -> None:
         self.recorded: dict[Any, RecordedGraph] = {}
         self.pool: Any = None
-        self.side = torch.cuda.Stream()
+        self.side = recording_stream()
         self.copies: torch.cuda.Stream = torch.cuda.Stream()
         self.ahead = self.any_shape = self.eager = False
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,14 @@ def _pass_in_format(step: Step, micro: MicroBatch, last: bool) -> None:
             handle.remove()
 
 
+@cache
+def recording_stream() -> torch.cuda.Stream:
+    """Return the stream of all recorders of this process: what libraries work in is kept once for each stream."""
+    return torch.cuda.Stream()
+
+
 def _record_pass(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, side = torch.cuda.CUDAGraph(), recording_stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()

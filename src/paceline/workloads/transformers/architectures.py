@@ -50,6 +50,7 @@ class Sizes:
     active: int = 0  # experts that a token passes, each with `ffn` features
     shared_ffn: int = 0  # features of an expert that every token passes
     stepwise_gelu: bool = False  # the activation is written out as seven operations
+    biased_head: bool = False  # over the vocabulary, whose loss is then not computed in chunks
 
     def head(self, classes: int) -> int:
         """Count the parameters after the last layer: of a head over `classes` or, for 0, over the vocabulary."""

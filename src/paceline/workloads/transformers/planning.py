@@ -72,7 +72,7 @@ def build_transformers_cost_model(spec: RunSpec, samples: int | None, tokens: fl
     if model.task == "sequence_classification" and in_bf16 and not drops:
         packed = build(math.ceil(facts.mean + PACKED_FILL / spec.train.global_batch), packed=True)
     chunked = None
-    if not facts.classes:
+    if not facts.classes and not sizes.biased_head:
         chunked = shape.chunk_loss(blocks[-1], length, sizes.vocab, sizes.width, trained=not model.lora_rank)
     return TrainingCostModel.of(
         spec,
@@ -278,4 +278,6 @@ def _count_sizes(file: ConfigFile, task: str, classes: int) -> Sizes:
         layer=inside // len(layers),
         tied=True,  # whatever else there is counts among the tables
         learned_positions=False,
+        stepwise_gelu=any(type(module).__name__ == "NewGELUActivation" for module in model.modules()),
+        biased_head=getattr(model.get_output_embeddings(), "bias", None) is not None,
     )
