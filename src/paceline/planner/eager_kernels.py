@@ -186,7 +186,9 @@ def _attend(
     """Store the scores where some are dropped: no fused kernel drops by the keys of samples."""
     if not 0 < dropout_p < 1:
         if attn_mask is not None and attn_mask.requires_grad and attn_mask.stride(-1) == 1:
-            return _MaskedAttention.apply(query, key, value, attn_mask.to(query.dtype), enable_gqa)
+            attend: Any = _MaskedAttention.apply
+            found: Tensor = attend(query, key, value, attn_mask.to(query.dtype), enable_gqa)
+            return found
         given = query, key, value, attn_mask, 0.0, is_causal
         return _fused_attention(*given, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
@@ -327,7 +329,7 @@ def count_gathered(name: str, args: Any, out: Any) -> float:
         return 0.0
     plain = (*args[:2], None, *args[3:])  # its bias is added with what follows
     moved = _convolution_traffic(plain, out, last=args[1].dim() > 3).bytes
-    return COMPILED_SHARE * moved / out.element_size()
+    return COMPILED_SHARE * moved / float(out.element_size())
 
 
 def _tensor_bytes(tensors: Any) -> float:

@@ -90,7 +90,7 @@ def measure_channels_last(step: Step, batch: Any, recorded: bool) -> bool:
     """
     times = list[float](), list[float]()
     with _passes_without_effect(step, batch) as micro:
-        passes = [partial(_pass_in_format, step, micro, last) for last in (False, True)]
+        passes: list[Callable[[], None]] = [partial(_pass_in_format, step, micro, last) for last in (False, True)]
         for run in passes:  # kernels are chosen
             run()
         if recorded:
