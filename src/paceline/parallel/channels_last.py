@@ -33,12 +33,8 @@ def reorder(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2) if x.ndim == 3 else x
 
 
-def puts_channels_first(model: nn.Module) -> bool:
-    """Return whether a norm over channels puts them first again."""
-    return any(isinstance(module, OTHER_NORMS) for module in model.modules())
-
-
 def prefers_channels_last(model: nn.Module) -> bool:
     """Return whether images go through batch norms, and no other norm over channels."""
-    found = all(any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.BatchNorm2d))
-    return found and not puts_channels_first(model)
+    modules = list(model.modules())
+    others = any(isinstance(module, OTHER_NORMS) for module in modules)
+    return all(any(isinstance(m, kind) for m in modules) for kind in (nn.Conv2d, nn.BatchNorm2d)) and not others

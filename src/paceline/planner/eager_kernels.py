@@ -27,6 +27,7 @@ IN_FP32 |= {"interpolate", "kl_div", "binary_cross_entropy_with_logits", "cosine
 PASSES = {"norm": 2.8, "upsample": 8.0, "roll": 2.5}
 """Passes over what an operation with this in its name reads and writes, on an H200 with torch 2.11: moments are made
 first, by kernels far below the bandwidth, and gradients are gathered from where they were scattered."""
+REORDERED_PASSES = 3.0  # where channels are innermost but in a norm by groups of them, which is given copies
 POOL_PASSES, POOL_OVERLAP = 0.6, 2.4  # of a pool, and for each window that a value is in
 ROW_PASSES = (1.2, 720.0), (2.2, 1080.0), (1.7, 200.0)
 """Of a layer norm, and over its width, as few threads share a narrow row: forward; for gradients; for those of so many
@@ -56,7 +57,8 @@ COMPILED_SHARE = 0.6  # of all this, where a compiler writes operands as they ar
 ALIGNED, ODD_CHANNELS, ODD_PASSES = 8, 0.12, 4.8
 """Other numbers of channels, as of images, are filled up to a multiple of the first: at that rate, and with passes."""
 ODD_GROUPS_PASSES = 19.0  # where channels of a group do not fill a tile evenly and are moved apart
-CONVOLUTION_KERNELS = 3  # a product, and what it works in cleared before it
+CONVOLUTION_KERNELS, TRANSPOSE_KERNELS = 3, 3
+"""A product, and what it works in cleared before it; its operands put in order, and its result put back."""
 BACKWARD_KERNELS = 3  # of norms and attention
 SORT_KERNELS, SORTED = 25, 3072
 """To sort the rows of a table whose gradients are added up, where a pass looks up more than so many."""
@@ -279,7 +281,8 @@ def estimate_traffic(
         passes = POOL_PASSES + POOL_OVERLAP * (kernel[-1] / (stride or kernel)[-1]) ** len(kernel)
         return KernelTraffic(passes * total, BACKWARD_KERNELS if backward else 1)
     if word := next((word for word in PASSES if word in name), ""):
-        return KernelTraffic(PASSES[word] * total, BACKWARD_KERNELS if backward else 1)
+        copied = REORDERED_PASSES * (last and "group_norm" in name)
+        return KernelTraffic((PASSES[word] + copied) * total, BACKWARD_KERNELS if backward else 1)
     return KernelTraffic((STRIDED_PASSES if _changes_strides(args, out) else 1.0) * total)
 
 
@@ -320,7 +323,8 @@ def _convolution_traffic(args: Any, out: Any, last: bool) -> KernelTraffic:
         if back
         else 2 * CONVOLUTION_BIAS_PASSES * _tensor_bytes(out)
     )
-    return KernelTraffic(moved * products + biased * bias, CONVOLUTION_KERNELS * products + biased)
+    kernels = CONVOLUTION_KERNELS + TRANSPOSE_KERNELS * (flat or not last)
+    return KernelTraffic(moved * products + biased * bias, kernels * products + biased)
 
 
 def count_gathered(name: str, args: Any, out: Any) -> float:

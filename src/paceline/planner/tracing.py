@@ -27,7 +27,7 @@ from paceline.layout import MAX_GROUP, Layout, layout_of
 from paceline.nn import op_counter
 from paceline.nn.keras_backend import has_keras
 from paceline.nn.library_questions import spare_questions
-from paceline.parallel.channels_last import prefers_channels_last, puts_channels_first
+from paceline.parallel.channels_last import prefers_channels_last
 from paceline.parallel.parallelize import infer_division, reject_for_keras
 from paceline.parallel.parameters import ParameterGroups, resolve_groups
 from paceline.planner import eager_kernels as eager
@@ -142,8 +142,6 @@ def build_traced_cost_model(spec: RunSpec, samples: int | None = None, tokens: A
     inside, total = [p for layer in layers for p in layer.parameters()], count_params(model.parameters())
     growth = _SampleGrowth(few / outline.times, many / outline.times, dtype_sizes_of(spec.train).element_bytes)
     blocks = _build_blocks(passes, growth, repeat, count_params(inside), total)
-    if puts_channels_first(model):
-        blocks = tuple(replace(block, channels_last=None) for block in blocks)
     first, layer, rest = blocks
     held = count_params(p for p in inside if not p.requires_grad) if rest.params else groups.frozen
     layer = replace(layer, frozen_params=held / layer.repeat)
