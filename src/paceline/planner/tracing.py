@@ -26,7 +26,7 @@ from paceline.io.arguments import option_error
 from paceline.layout import MAX_GROUP, Layout, layout_of
 from paceline.nn import op_counter
 from paceline.nn.keras_backend import has_keras
-from paceline.nn.library_questions import spare_questions
+from paceline.nn.transformers_recording import patch_for_recording
 from paceline.parallel.channels_last import prefers_channels_last
 from paceline.parallel.parallelize import infer_division, reject_for_keras
 from paceline.parallel.parameters import ParameterGroups, resolve_groups
@@ -251,7 +251,7 @@ def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, sp
             for layer in workload.blocks(model):
                 regions.enter_context(layer.register_forward_pre_hook(lambda _, given: counter.enter("layer", given)))
                 regions.enter_context(layer.register_forward_hook(lambda *_: counter.enter("rest")))
-            with saved, eager.simulate_cuda(spec.train.precision), spare_questions():
+            with saved, eager.simulate_cuda(spec.train.precision), patch_for_recording():
                 total, _ = workload.loss(model, batch)
             counter.in_backward = True
             torch.autograd.grad(total, trained, allow_unused=True)

@@ -17,7 +17,7 @@ from paceline.data.order import Order
 from paceline.data.prefetch import Collate, KeyedBatch, MicroBatch, RankBatch, make_collate, move_batch
 from paceline.execution import NoGraphReason
 from paceline.layout import Layout
-from paceline.nn.library_questions import spare_questions
+from paceline.nn.transformers_recording import patch_for_recording
 from paceline.parallel.compile import Compilation
 from paceline.trainer.step.probe import locate_user_line, recording_stream, restore_after
 from paceline.trainer.step.step import Step, update_weights
@@ -245,7 +245,7 @@ class RecordedStep(Step):
 
         def step() -> None:
             local.clear_gradients()
-            with spare_questions():
+            with patch_for_recording():
                 found = self.forward_backward(net, MicroBatch(self._assemble_batch(sent, row), 1), samples)
             state.model.batch_layers.update_statistics(several=False)
             norm = update_weights(state, self.train, samples, found, local.sum_squared_gradients(), zero)

@@ -21,8 +21,8 @@ from paceline.config.registry import StepWork
 from paceline.data.prefetch import MicroBatch
 from paceline.data.samples import preserve_generators
 from paceline.execution import NoGraphReason
-from paceline.nn.library_questions import spare_questions
 from paceline.nn.op_counter import OperationCounter
+from paceline.nn.transformers_recording import patch_for_recording
 from paceline.parallel.channels_last import use_channels_last
 from paceline.parallel.precision import autocast
 from paceline.trainer.step.step import Step
@@ -58,7 +58,7 @@ def probe_step(step: Step, batch: Any) -> ProbeResult:
         generator.manual_seed(0)
         with restore_after(step) as changed:
             try:
-                with spare_questions():
+                with patch_for_recording():
                     _pass(step, micro, waits="error")
             except RuntimeError as error:
                 if "synchronizing CUDA operation" not in str(error):

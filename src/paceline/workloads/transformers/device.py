@@ -13,7 +13,7 @@ from torch.nn.attention import sdpa_kernel
 
 from paceline.nn.attention import FASTEST_FIRST
 from paceline.nn.chunked_loss import compute_chunked_losses
-from paceline.nn.library_questions import spare_questions
+from paceline.nn.transformers_recording import patch_for_recording
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def make_masks_on_device(packed: bool = False) -> Iterator[None]:
     if not packed:
         masks.find_packed_sequence_indices = lambda ids: None
     try:
-        with spare_questions():
+        with patch_for_recording():
             yield
     finally:
         masks.find_packed_sequence_indices = before

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from paceline.nn.library_questions import spare_questions
+from paceline.nn.transformers_recording import patch_for_recording
 
 transformers = pytest.importorskip("transformers")
 
@@ -22,13 +22,13 @@ def build(layerdrop):
 def test_only_layers_that_may_be_dropped_are_drawn_for(layerdrop, draws):
     model, ids = build(layerdrop), torch.ones(2, 5, dtype=torch.long)
     before = torch.get_rng_state()
-    with spare_questions():
+    with patch_for_recording():
         model(input_ids=ids, decoder_input_ids=ids)
     assert bool((torch.get_rng_state() != before).any()) == draws
-    assert torch.rand.__module__ != spare_questions.__module__
+    assert torch.rand.__module__ != patch_for_recording.__module__
 
 
 def test_no_value_of_a_mask_is_asked_for():
-    with FakeTensorMode(allow_non_fake_inputs=True), spare_questions():
+    with FakeTensorMode(allow_non_fake_inputs=True), patch_for_recording():
         ids = torch.ones(2, 5, dtype=torch.long)
         assert build(0.0)(input_ids=ids, decoder_input_ids=ids).logits.shape == (2, 5, 16)

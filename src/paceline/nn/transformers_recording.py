@@ -1,4 +1,4 @@
-"""Spare a step what the library transformers asks or draws on the host without need, so that it can be recorded."""
+"""Patch the library transformers so that steps can be recorded: no mask is read back, no layer drop of 0 is drawn."""
 
 import sys
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ import torch
 
 
 @contextmanager
-def spare_questions() -> Iterator[None]:
-    """Let it make masks as under a recorder, where it does not ask what they hide, and drop no layer by chance of 0.
+def patch_for_recording() -> Iterator[None]:
+    """Make masks without reading what they hide, as under a recorder, and draw no number for a layer drop of 0.
 
-    Without a mask it makes none, which it would under a recorder.
+    Where no mask is given none is made, unlike under a recorder. `torch.rand` is replaced until the block ends.
     """
     masks: Any = sys.modules.get("transformers.masking_utils")
     if masks is None:
