@@ -90,11 +90,8 @@ def _parameters_at_work(parts):
         for module in part.modules():
             if isinstance(module, FSDPModule):
                 for group in module._get_fsdp_state()._fsdp_param_groups:
-                    yield from (t for p in group.fsdp_params for t in (p._sharded_param_data, *_gathered(p)))
-
-
-def _gathered(param):
-    return getattr(param, "all_gather_outputs", [])
+                    for p in group.fsdp_params:
+                        yield from (p._sharded_param_data, *getattr(p, "all_gather_outputs", []))
 
 
 def _local(tensor):

@@ -44,7 +44,7 @@ def test_packed_texts_do_not_see_each_other_in_a_divided_row(ranks, ring):
 
 
 FAULTS = """
-import torch, torch.distributed as dist
+import torch.distributed as dist
 from paceline.nn.experts import find_experts
 from paceline.workloads.lm.workload import LanguageModel
 
@@ -70,17 +70,6 @@ class Unreturned(LanguageModel):
             return grad_q, grad_k * own, grad_v * own
         ring._attend_backward = partial
 
-class Unjoined(LanguageModel):
-    "Rounds of a ring are added up as if each had seen as much."
-    def gather_context(self, model, context):
-        from paceline.parallel import ring
-        super().gather_context(model, context)
-        complete = ring._attend
-        def equal(*sides):
-            out, lse, seed = complete(*sides)
-            return out, lse * 0, seed
-        ring._attend = equal
-
 class Scaled(LanguageModel):
     "A gradient twice as large on its way back."
     def gather_context(self, model, context):
@@ -95,12 +84,6 @@ class Halved(LanguageModel):
             experts = [p for module in find_experts(model) for p in module.parameters()]
             self.hooks = [p.register_hook(lambda gradient: gradient / 2) for p in experts]
         return super().loss(model, batch)
-
-class Misplaced(LanguageModel):
-    "Every rank takes its tokens for the first of the sequence."
-    def gather_context(self, model, context):
-        super().gather_context(model, context)
-        context.positions = lambda tokens, device: torch.arange(tokens, device=device)
 """
 
 
@@ -181,9 +164,7 @@ def test_a_mixture_goes_on_under_another_layout(tiny_lm, tmp_path, saved, resume
     [
         ("Unsummed", "context:2", {}),
         ("Unreturned", "context:2:ring", {}),
-        ("Unjoined", "fsdp:1+context:2:ring", {}),
         ("Scaled", "fsdp:1+context:2", {}),
-        ("Misplaced", "context:2", {}),
         ("Halved", "ddp:2+expert:2", MIXTURE),
     ],
 )

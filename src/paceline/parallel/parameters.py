@@ -99,11 +99,10 @@ def _read_workload_groups(workload: Workload, model: nn.Module) -> dict[str, Par
         try:
             groups[str(pattern)] = ParameterGroup.model_validate(values)
         except ValidationError as error:
-            problem = error.errors()[0]
-            key = ".".join(map(str, problem["loc"]))
+            key, problem = error.errors()[0]["loc"][0], error.errors()[0]["msg"]
             known = ", ".join(ParameterGroup.model_fields)
-            wrong = f"is not known, use {known}" if problem["type"] == "extra_forbidden" else problem["msg"]
-            raise invalid_workload("groups", f"groups(model): {pattern!r}: {key}: {wrong}") from None
+            reason = f"groups(model): {pattern!r}: {key}: {problem}; keys are {known}"
+            raise invalid_workload("groups", reason) from None
     return groups
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from paceline.errors import join_names
 from paceline.launch.shared_device import route_through_host
 from paceline.layout import TWO_STAGE_SCHEDULES, Layout, divide_layers
 from paceline.parallel.dataflow import Dataflow, run_on_fakes
@@ -58,14 +57,11 @@ class Cut:
     direct: Sequence[tuple[str, str]]  # parameters of modules around layers, and those
 
     def words(self) -> str:
-        """Describe the stages by what is called in them, and what they send."""
-        found = []
-        for stage in range(len(self.messages) + 1):
-            calls = (call for call, of in zip(self.calls, self.stages, strict=True) if of == stage)
-            names = list(dict.fromkeys(call.name for call in calls))
-            sent = len(self.messages[stage]) if stage < len(self.messages) else 0
-            more = f" (sends {sent} tensors)" if sent > 1 else ""
-            found.append(f"{join_names(names[:1] + names[-1:] if len(names) > 3 else names, 4)}{more}")
+        """Describe the stages by the first and the last call in them."""
+        names: dict[int, list[str]] = {}
+        for call, stage in zip(self.calls, self.stages, strict=True):
+            names.setdefault(stage, []).append(call.name)
+        found = (" to ".join(dict.fromkeys((called[0], called[-1]))) for called in names.values())
         return f"pipeline, found by tracing: {' | '.join(found)}"
 
     def list_layers(self, model: nn.Module) -> list[nn.Module]:

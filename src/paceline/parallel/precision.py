@@ -17,7 +17,6 @@ from paceline.errors import reject_value
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 IN_BF16 = ("bf16", "fp8")
 ALIGNED = 16  # sides of fp8 matrices: other layers stay in bf16, rows are padded
-MIN_TF32 = (8, 0)
 MIN_FP8 = (8, 9)
 
 
@@ -50,14 +49,6 @@ def set_tf32(precision: str) -> None:
     """Allow TF32 products in this process for `tf32`; else keep torch's or the user's choice."""
     if precision == "tf32":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-
-def explain_missing_tf32(precision: str, device: torch.device) -> str:
-    """Describe that the device has no TF32 if it was asked for."""
-    if precision != "tf32" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= MIN_TF32):
-        return ""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
-    return f"train.precision=tf32: {name} has no TF32, so matrix products are in fp32"
 
 
 class Scaler:

@@ -19,7 +19,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 
-from paceline.errors import UserError, invalid_workload, reject_value
+from paceline.errors import invalid_workload, reject_value
+from paceline.nn.chunked_loss import compute_chunked_losses, split_vocabulary
 
 RULES = ("column", "row", "gather", "sequence", "vocabulary")
 ALONG = 1  # the axis of positions in (samples, positions, features)
@@ -32,14 +33,11 @@ def apply_tensor_parallel(model: nn.Module, rules: Mapping[str, str], mesh: Devi
         rule = next((rule for pattern, rule in rules.items() if fnmatchcase(name, pattern)), None)
         if rule is None and sequence and next(module.parameters(recurse=False), None) is not None:
             reason = f"no shard rule names {name!r}, whose weights would see a part of the sequence only"
-            raise _sequence_error(f"{reason}; add  {name!r}: 'sequence'  to shard_rules")
+            hint = f"add  {name!r}: 'sequence'  to shard_rules, or use false"
+            raise reject_value("parallel.sequence", "true", f"{reason}; {hint}")
         if rule is not None and (style := _choose_style(rule, module, sequence)) is not None:
             plan[name] = style
     return parallel.parallelize_module(model, mesh, plan)
-
-
-def _sequence_error(reason: str) -> UserError:
-    return reject_value("parallel.sequence", "true", f"{reason}, or use false")
 
 
 def _choose_style(rule: str, module: nn.Module, sequence: bool) -> parallel.ParallelStyle | None:
@@ -70,8 +68,6 @@ class _VocabularyHead(parallel.ParallelStyle):
         self.outside = outside
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        from paceline.nn.chunked_loss import compute_chunked_losses, split_vocabulary
-
         group, ranks, rank = device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank()
 
         def losses(x_BSD: Tensor, weight_VD: Any, targets_BS: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from paceline.parallel.channels_last import find_convolutions, prefers_channels_
 from paceline.parallel.compile import Compilation, find_equal_layers, share_compiled
 from paceline.parallel.compress import LOCAL_MODES
 from paceline.parallel.parallelize import ModelSetup, ParallelModel, compile_model, detect_target, parallelize
-from paceline.parallel.precision import explain_missing_tf32
 from paceline.runlog.progress import PauseSchedule
 from paceline.runlog.timers import build_timer
 from paceline.trainer import engines
@@ -101,7 +100,7 @@ def build_job_around(
     check_samples_agree(samples, order, min(steps - 1, context.checkpoint.step if context.checkpoint else 0))
     told = context.device.type == "cuda" or train.compile == "on"
     notes = [f"a step is {execution.words()}"] if told else []
-    notes += filter(None, [explain_missing_tf32(train.precision, context.device), _describe_shared_devices(context)])
+    notes += filter(None, [_describe_shared_devices(context)])
     match = None if start is None else start.match
     weights = {} if match is None else {"weights": asdict(match)}
     facts = JobFacts(

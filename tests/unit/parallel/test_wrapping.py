@@ -36,20 +36,15 @@ def layout(**parallel):
     return layout_of(build_spec({"parallel": parallel}))
 
 
-def test_layers_that_share_a_weight_are_not_sharded():
-    model = Chain()
-    model.layers[3].weight = model.layers[1].weight
-    with pytest.raises(UserError, match="1 and 3 share weight"):
-        fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
-
-
-def test_a_single_number_is_not_sharded():
-    model = Chain()
+def test_a_single_number_and_layers_that_share_a_weight_are_not_sharded():
+    model, two = Chain(), layout(ranks=2, strategy="fsdp")
+    fsdp.reject_unshardable(model, list(model.layers), two)
     model.temperature = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(UserError, match="temperature is a single"):
-        fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
-    del model.temperature
-    fsdp.reject_unshardable(model, list(model.layers), layout(ranks=2, strategy="fsdp"))
+        fsdp.reject_unshardable(model, list(model.layers), two)
+    model.layers[3].weight = model.layers[1].weight
+    with pytest.raises(UserError, match="1 and 3 share weight"):
+        fsdp.reject_unshardable(model, list(model.layers), two)
 
 
 def test_a_weight_of_two_stages_is_a_tie():
@@ -119,11 +114,8 @@ def test_modules_of_a_size_and_what_they_leave_over():
     assert find_names(model, 270) == ["layers.0.0", "layers.1.0"], "what is left of a layer is too small"
     assert find_names(model, 200) == ["layers.0.0", "layers.0.2", "layers.1.0", "layers.1.2"]
     assert find_names(model, 600) == [], "a list of layers is not called, so it cannot be gathered"
-
-
-def test_embedding_and_head_belong_to_the_whole_but_a_sequential_calls_all_it_holds():
-    assert "head" not in find_names(Embedded(), 1)
-    assert find_names(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), 50) == ["0"]
+    assert "head" not in find_names(model, 1), "it belongs to the whole, as the embedding"
+    assert find_names(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), 50) == ["0"], "it calls all that it holds"
 
 
 class Tied(nn.Module):

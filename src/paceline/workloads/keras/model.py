@@ -26,7 +26,6 @@ MEANS = ("sum_over_batch_size", "mean", "none", None)  # reductions that agree w
 LEAST_PROBABILITY = 1e-7
 NOT_COUNTED = -1
 BY_SHAPES = ("accuracy", "acc")  # names of a metric that Keras chooses by the shapes of targets and outputs
-WEIGHTED = "weighted_"
 FUNCTION_HINT = f"write a function of (y, outputs) that gives a loss per sample, and  {LOSS_KEY}=file.py:function"
 
 
@@ -180,20 +179,18 @@ class SummedMetrics:
     sums is tried out on the first samples.
     """
 
-    def __init__(self, given: Sequence[Any], weighted: Sequence[Any] = ()) -> None:
-        self.given = [*((one, False) for one in given), *((one, True) for one in weighted)]
+    def __init__(self, given: Sequence[Any]) -> None:
+        self.given = given
         self.all: dict[str, Any] = {}
-        self.weighted: set[str] = set()
 
     @classmethod
     def of(cls, section: KerasModel, model: Any) -> "SummedMetrics":
         if section.metrics or not model.compiled:
             return cls(section.metrics)
-        names = ("_user_metrics", "_user_weighted_metrics")
-        found = (keras.tree.flatten(getattr(model._compile_metrics, name, None)) for name in names)
-        return cls(*([metric for metric in some if metric is not None] for some in found))
+        found = keras.tree.flatten(getattr(model._compile_metrics, "_user_metrics", None))
+        return cls([metric for metric in found if metric is not None])
 
-    def sums(self, output: Any, y: Any, weight: Tensor | None, without: Container[str]) -> dict[str, Tensor]:
+    def sums(self, output: Any, y: Any, without: Container[str]) -> dict[str, Tensor]:
         """Return what each metric, `without` some, has summed over these samples."""
         found: dict[str, Tensor] = {}
         with use_device_of(get_first_leaf(output)):
@@ -201,7 +198,7 @@ class SummedMetrics:
                 self._resolve(output, y)
             for name in [name for name in self.all if name not in without]:
                 metric = self.all[name]
-                _update_metric(metric, output, y, weight if name in self.weighted else None)
+                _update_metric(metric, output, y)
                 found |= {f"{name}[{i}]": v.value.detach().double() for i, v in enumerate(metric.variables)}
         return found
 
@@ -209,16 +206,13 @@ class SummedMetrics:
         """Make the metrics as Keras does: what "accuracy" means depends on the shapes."""
         from keras.src.trainers.compile_utils import get_metric
 
-        for given, weighted in self.given:
+        for given in self.given:
             try:
                 metric = get_metric(given, y, output)
             except ValueError:
                 raise _unknown_name("model.metrics", "metrics", given) from None
-            name = f"{WEIGHTED}{metric.name}" if weighted else metric.name
-            _check_keeps_sums(name, metric, output, y)
-            self.all[name] = metric
-            if weighted:
-                self.weighted.add(name)
+            _check_keeps_sums(metric.name, metric, output, y)
+            self.all[metric.name] = metric
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
@@ -235,11 +229,11 @@ class SummedMetrics:
         return {key for key in sums if key.rpartition("[")[0] in self.all}
 
 
-def _update_metric(metric: Any, output: Any, y: Any, weight: Tensor | None = None) -> None:
+def _update_metric(metric: Any, output: Any, y: Any) -> None:
     metric.reset_state()
     for variable in metric.variables:  # they are on the device where they were first needed
         variable.value.data = variable.value.data.to(get_first_leaf(output).device)
-    metric.update_state(y, output, sample_weight=weight)
+    metric.update_state(y, output)
 
 
 def _check_keeps_sums(name: str, metric: Any, output: Any, y: Any) -> None:

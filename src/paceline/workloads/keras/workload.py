@@ -2,8 +2,6 @@
 
 import hashlib
 import inspect
-import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,9 +124,8 @@ class KerasWorkload(Workload):
         from paceline.workloads.keras.model import BY_SHAPES
 
         total, count, output = self._compute(model, batch)
-        _, y, *weight = batch
-        by_class = self.sample_loss.class_sums(output, y)
-        mine = self.keras_metrics.sums(output, y, weight[0] if weight else None, BY_SHAPES if by_class else ())
+        by_class = self.sample_loss.class_sums(output, batch[1])
+        mine = self.keras_metrics.sums(output, batch[1], BY_SHAPES if by_class else ())
         return {"loss": total.double(), "count": count, **by_class, **mine}
 
     def metrics(self, sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,7 +165,6 @@ class KerasWorkload(Workload):
         if original.compiled and original.optimizer is not None:
             original.optimizer.build(original.trainable_variables)
         original.save(folder / f"model{SAVED}")
-        _drop_dates(folder / f"model{SAVED}")
         if self.file is not None:
             write_atomic(folder / self.file.name, self.file.read_bytes())
 
@@ -185,16 +181,6 @@ def _to_numbers(given: Any) -> Tensor:
     except UNREADABLE:
         hint = "write  encode(inputs)  beside the function that builds the model"
         raise invalid_data(f"{str(given)[:60]!r} is no array of numbers; {hint}") from None
-
-
-def _drop_dates(file: Path) -> None:
-    """Rewrite a .keras file without the time at which it was saved: the same model is the same bytes."""
-    with zipfile.ZipFile(file) as saved:
-        contents = {name: saved.read(name) for name in sorted(saved.namelist())}
-    contents["metadata.json"] = re.sub(rb'"date_saved": "[^"]*"', b'"date_saved": ""', contents["metadata.json"])
-    with zipfile.ZipFile(file, "w") as written:
-        for name, content in contents.items():
-            written.writestr(zipfile.ZipInfo(name), content)
 
 
 @contextmanager

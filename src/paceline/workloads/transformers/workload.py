@@ -71,11 +71,10 @@ class TransformersModel(Workload):
             raise reject_value("model.quantize", self.section.quantize, reason, "conflict")
         if isinstance(self.corpus, ChatCorpus):
             samples = Conversations(self.corpus.train, self.texts.sequence, self.packs)
-            full = samples.tokens.mean() / self.texts.sequence
-            kind = "side by side, unseen by each other" if self.packs else "one in each"
+            kind = "several in each" if self.packs else "one in each"
             if self.texts.pack and not self.packs:
                 kind += f": {self.config.model_type} is not known to tell several apart"
-            log(f"data: {len(samples):,} sequences of {self.texts.sequence} tokens, {full:.0%} full ({kind})")
+            log(f"data: conversations in {len(samples):,} sequences, {kind}")
         if self.section.task == "causal_lm" and build.make_causal(config):
             log(f"model: {config.model_type} attends both ways; as causal_lm to earlier tokens only (is_decoder)")
         if drops := self._list_switched_off(config):
