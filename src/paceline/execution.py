@@ -73,7 +73,7 @@ class CompileEstimate:
         unknown = self.steps is None and self.saved_s_per_step > 0
         return unknown or (self.steps or 0) * self.saved_s_per_step > self.cost_s
 
-    def words(self) -> str:
+    def describe(self) -> str:
         taken, saved_s = f"compiling takes about {self.cost_s:.0f} s", self.saved_s_per_step
         if self.steps is not None:
             return f"{taken} and saves about {self.steps * saved_s:.2g} s"
@@ -104,8 +104,8 @@ class Execution:
     def compiled(self) -> bool:
         return self.compiled_layers or self.compiled_whole
 
-    def words(self) -> str:
-        """Describe how the step runs, and why not faster."""
+    def describe(self) -> str:
+        """Describe how the step runs, why it is not recorded, and what compiling costs, to follow "a step is"."""
         kernels = "compiled whole" if self.compiled_whole else "compiled by layer"
         why = f"{self.reason.value} ({self.detail})" if self.detail else self.reason.value
         if self.recorded:
@@ -114,7 +114,7 @@ class Execution:
             said = f"{kernels}, not recorded: {why}" if self.compiled else f"eager: {why}"
         said += ", channels last" if self.channels_last else ""
         said += f"; train.compile=on has no effect: {self.uncompiled}" if self.uncompiled else ""
-        weighed = self.compiling.words() if self.compiling and (self.recorded or self.compiled) else ""
+        weighed = self.compiling.describe() if self.compiling and (self.recorded or self.compiled) else ""
         return f"{said} ({weighed})" if weighed else said
 
 

@@ -118,12 +118,12 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """Whether every rank holds the whole model, and only gradients are sent."""
+        """Return whether every rank holds the whole model, and only gradients are sent."""
         return self.held_whole and self.strategy != "zero1" and self.context == 1
 
     @property
     def held_whole(self) -> bool:
-        """Whether every rank holds the whole model."""
+        """Return whether every rank holds the whole model."""
         return self.strategy in ("single", "ddp", "zero1") and self.tensor * self.pipeline * self.expert == 1
 
     @property
@@ -376,7 +376,7 @@ def count_head_groups(heads: int) -> int:
 
 
 def divide_layers(costs: Sequence[float], before: float, after: float, parts: int) -> list[range]:
-    """Make the costliest part cheapest; the first also costs `before`, the last `after`."""
+    """Return the layers of each part, the costliest part cheapest; the first also costs `before`, the last `after`."""
     assert len(costs) >= parts, "fewer layers than stages"
 
     def greedy(limit: float) -> list[range] | None:

@@ -368,7 +368,7 @@ class Passes(Protocol):
     def end_words(self) -> str: ...
 
     def step(self, flag: bool) -> Mapping[str, Any]:
-        """Make one pass; return its "loss", its times, whether a rank's `flagged`, and more for the event."""
+        """Run one pass; return its "loss", its times, whether a rank's `flagged`, and more for the event."""
 
     def begin(self) -> None:
         return

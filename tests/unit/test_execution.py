@@ -31,7 +31,7 @@ def test_a_run_is_compiled_where_that_saves_more_time_than_it_takes():
     assert 3e-3 < cnn.saved_s_per_step < 6e-3
     assert 8 < mlp.cost_s < 12
     assert mlp.saved_s_per_step < 5e-5
-    words = decided({}, CNN).words()
+    words = decided({}, CNN).describe()
     assert words.startswith("compiled whole and recorded as one CUDA graph (compiling takes about 18 s and pays from")
     for work, steps, pays in ((CNN, 400, False), (CNN, 20_000, True), (MLP, 100_000, False)):
         found = decided({"steps": steps}, work)

@@ -423,7 +423,7 @@ def _expand_shorthand(values: dict[str, Any], sections: Mapping[str, type[Sectio
 
 
 def _anchor_paths(values: dict[str, Any], folder: Path, sections: Mapping[str, type[Section]]) -> None:
-    """Make the paths of a run file absolute, so that the spec means the same from anywhere."""
+    """Replace the relative paths in `values` by absolute ones, so that the spec means the same from anywhere."""
     kinds: dict[str, type[Section]] = {**sections, "parallel": Parallel}
     for section, kind in kinds.items():
         inside = values.get(section)
@@ -450,7 +450,7 @@ def _make_absolute(path: str, folder: Path, key: str) -> str:
 
 
 def _anchor_names(values: dict[str, Any], folder: Path) -> None:
-    """Make absolute a cluster file and the user's own workload, which may be names instead."""
+    """Replace a cluster file and a workload file in `values` by absolute paths; names of either stay as they are."""
     cluster, workload = values.get("cluster"), values.get("workload")
     if isinstance(cluster, str) and cluster.endswith((".yaml", ".yml")):
         values["cluster"] = _make_absolute(cluster, folder, "cluster")

@@ -65,7 +65,7 @@ def _find_code_in_file(file: Path, depth: int) -> list[str]:
 
 
 def resolve_reference(reference: str, folder: Path) -> str:
-    """Make the file of `file.py:name` absolute; the name of an installed module stays as it is."""
+    """Return a reference with the file of `file.py:name` made absolute; the name of an installed module stays."""
     module, colon, name = reference.rpartition(":") if ":" in reference else (reference, "", "")
     if module == MAIN:
         return reference

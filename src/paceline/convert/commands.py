@@ -144,7 +144,7 @@ def _strip_wrappers(words: list[str]) -> list[str]:
 
 
 def _is_wrapper(words: list[str]) -> bool:
-    """Whether a command starts another one: `docker run …`, and not `docker build …` or `conda install …`."""
+    """Return whether a command starts another one: `docker run …`, and not `docker build …` or `conda install …`."""
     name, verb = Path(words[0]).name, words[1:2]
     runs = bool(verb) and verb[0] in PROGRAMS["wrapper_verbs"]
     return name in PROGRAMS["wrappers"] or (runs and name in PROGRAMS["wrappers_with_verbs"])

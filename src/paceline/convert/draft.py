@@ -216,6 +216,6 @@ def _list_claims(source: Settings, key: str) -> list[str]:
 
 
 def _is_unchanged(key: str, value: Any, claims: Mapping[str, Any]) -> bool:
-    """Whether a key has the same name and value in the run file."""
+    """Return whether a key has the same name and value in the run file."""
     name, claimed = next(iter(claims.items())) if len(claims) == 1 else ("", None)
     return name.split(".")[-1] == key.split(".")[-1] and (claimed == value or str(claimed) == str(value))

@@ -34,7 +34,7 @@ NODE_OPTION = re.compile(r"\0--?(node|machine)[-_]rank(=[^\0]*|\0[^\0]*|$)")
 
 
 def is_shell_script(text: str) -> bool:
-    """Whether it is a job script, a shell script, or a text that begins with a known command."""
+    """Return whether a text is a job script, a shell script, or a text that begins with a known command."""
     if SBATCH_LINE.search(text) or re.match(r"#!.*\b(ba|z|da|k)?sh\b", text):
         return True
     lines = [line.strip().removeprefix("$ ") for line in text.replace("\\\n", " ").splitlines()]
@@ -43,7 +43,7 @@ def is_shell_script(text: str) -> bool:
 
 
 def has_launch_command(text: str) -> bool:
-    """Whether any line starts ranks, in a text that is neither YAML nor Python."""
+    """Return whether any line starts ranks, in a text that is neither YAML nor Python."""
     return any(tool_of(line.split()) for line in text.splitlines())
 
 

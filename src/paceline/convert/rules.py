@@ -94,7 +94,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {"int": parse_int, "number": parse_nu
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value is null, false, an empty text or list, or one of the words for none."""
+    """Return whether a value is null, false, an empty text or list, or one of the words for none."""
     return value is None or value is False or value in ("", "no", "none", "off", "false", "None", "NO", [], {}, ())
 
 

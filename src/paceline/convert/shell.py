@@ -75,7 +75,7 @@ def evaluate_script(
 
 
 def is_unknown(word: object) -> bool:
-    """Whether the word depends on something that is known only when the script runs."""
+    """Return whether the word depends on something that is known only when the script runs."""
     return isinstance(word, str) and "$" in word
 
 

@@ -113,7 +113,7 @@ def _open_arrays(path: Path, found: Mapping[str, np.ndarray]) -> tuple[TableSour
 
 
 def _from_arrays(path: Path, given: Mapping[str, np.ndarray | None], end: str, names: list[str] | None) -> TableSource:
-    """Make a table of arrays whose names in the file have this end."""
+    """Return a table of X, y and weights, whose names in the file have this end; raise UserError if they do not fit."""
 
     def reject(problem: str) -> UserError:
         return invalid_data(f"data.path={path}: {problem}", "data.path")

@@ -55,7 +55,7 @@ def iter_rows(file: Path, kind: str, names: Sequence[str] | None = None) -> Iter
             for batch in opened.iter_batches(PARQUET_BATCH_ROWS, use_threads=False):
                 yield from batch.to_pylist()
     elif kind == "jsonl":
-        yield from (row for _, row in iter_json_objects(file))
+        yield from (row for _, row in iter_json_lines(file))
     else:
         header, records = open_csv(file, kind, names)
         for number, fields in records:
@@ -74,7 +74,7 @@ def iter_columns(file: Path, kind: str, wanted: Mapping[str, str]) -> Iterator[t
             columns = ([batch.column(name).to_pylist() for name in names] for batch in batches)
             yield from enumerate((row for some in columns for row in zip(*some, strict=True)), 1)
     elif kind == "jsonl":
-        for number, row in iter_json_objects(file):
+        for number, row in iter_json_lines(file):
             check_columns(wanted, row, f"{file} line {number}")
             yield number, tuple(row[name] for name in names)
     else:
@@ -87,7 +87,8 @@ def iter_columns(file: Path, kind: str, wanted: Mapping[str, str]) -> Iterator[t
             yield number, tuple(fields[place] for place in places)
 
 
-def iter_json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number from 1, object) of each line that is not blank; raise UserError for one that is no object."""
     for number, line in enumerate(iter_lines(file), 1):
         if not line.strip():
             continue

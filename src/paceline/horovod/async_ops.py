@@ -116,7 +116,7 @@ class Handle(Generic[T]):
         self.works, self._finish = works, finish
 
     def done(self) -> bool:
-        """Return whether it has ended; in a world of one from the second call on."""
+        """Return whether the collective has completed; on one rank, compute it and return True from the second call."""
         if self.works:
             return all(work.is_completed() for work in self.works)
         computed = "_result" in vars(self)

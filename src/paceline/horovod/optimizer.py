@@ -40,7 +40,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: AnySet = None,
 ) -> Any:
-    """Return an optimiser of a class derived from that of `optimizer`, with the same groups and state.
+    """Return an optimiser that reduces gradients over ranks before `step`; it has the groups and state of `optimizer`.
 
     `gradient_predivide_factor` splits the averaging: divide by it before the sum, by the rest after. `num_groups`,
     `groups` and `sparse_as_dense` have no effect: buckets are filled by size, and sparse gradients are sent dense.
@@ -65,7 +65,7 @@ def DistributedOptimizer(
 
 
 def _read_names(optimizer: Optimizer, named_parameters: NamedParameters) -> dict[Parameter, str]:
-    """Return the names of parameters, numbered without any; they must be complete and unique."""
+    """Return the name of each parameter, generated if none are given; raise UserError if some lack one or share one."""
     if named_parameters is None:
         groups = enumerate(group["params"] for group in optimizer.param_groups)
         return {p: f"allreduce.noname.{i}.{j}" for i, group in groups for j, p in enumerate(group)}
@@ -132,7 +132,7 @@ class GradientExchange:
 
     @property
     def begun(self) -> bool:
-        """Whether there was a backward pass since the last exchange."""
+        """Return whether there was a backward pass since the last exchange."""
         return any(left != self.passes for left in self.left.values())
 
     def reset(self, passes: int) -> None:

@@ -33,7 +33,7 @@ def check_price(usd: float | None, option: str = "--price") -> float | None:
 
 
 def make_output_folder(folder: Path, option: str = "--out") -> None:
-    """Make the folder that an option names."""
+    """Create the folder that an option names, and its parents; raise UserError naming the option if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

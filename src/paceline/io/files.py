@@ -164,7 +164,7 @@ def sync_file(file: IO[Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut."""
+    """Flush a folder to disk, so that a rename in it lasts through a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -62,7 +62,7 @@ def detect_rank(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def isolate_rank() -> AbstractContextManager[None]:
-    """Make this process a single rank while entered, whatever its launcher has started."""
+    """Set the environment of a single rank while entered, whatever its launcher has started."""
     place = dict(zip(RANK_VARIABLES, "0101", strict=True))
     return set_environment({**place, "MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(DEFAULT_PORT)})
 

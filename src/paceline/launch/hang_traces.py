@@ -41,7 +41,7 @@ class Frame:
 
     @property
     def library(self) -> bool:
-        """Whether the file belongs to the interpreter or an installed package other than Paceline."""
+        """Return whether the file belongs to the interpreter or an installed package other than Paceline."""
         if self.file.startswith(PACKAGE):
             return False
         return "/site-packages/" in self.file or "/lib/python" in self.file or self.file.startswith("<")
@@ -132,7 +132,7 @@ Calls = Mapping[str, CollectiveCall]
 
 
 def enable_flight_recorder(environ: MutableMapping[str, str]) -> None:
-    """Make torch record collectives, unless the user has set how many; call it before the ranks join."""
+    """Set in `environ` that torch records collectives, unless the user has set how many; call it before ranks join."""
     environ.setdefault(BUFFER_VARIABLE, environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", BUFFER_CALLS))
 
 

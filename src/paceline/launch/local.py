@@ -127,7 +127,7 @@ class _RankProcesses:
 
     @property
     def leaving(self) -> bool:
-        """Whether all have done their work and only have to exit."""
+        """Return whether all ranks have done their work and only have to exit."""
         return all(rank.result for rank in self.ranks)
 
     def failures(self) -> list[RankFailure]:

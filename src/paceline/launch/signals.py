@@ -38,7 +38,7 @@ class StopRequest:
 
     @property
     def interrupted_twice(self) -> bool:
-        """Whether Ctrl-C was pressed again, and not just forwarded twice by a wrapper."""
+        """Return whether Ctrl-C was pressed again, and not just forwarded twice by a wrapper."""
         return bool(self._interrupts) and self._interrupts[-1] - self._interrupts[0] > SECOND_INTERRUPT_S
 
     def __enter__(self) -> "StopRequest":

@@ -41,7 +41,7 @@ class UsageSampler:
         import psutil
 
         psutil.cpu_percent()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._sample_until_exit, daemon=True)
         self._thread.start()
         return self
 
@@ -50,12 +50,13 @@ class UsageSampler:
         self._thread.join()
 
     def during(self, times: RunTimes) -> dict[str, float]:
-        """Return the usage in the steady steps of a run; that of devices, if it was on one."""
+        """Return mean usage, and peak device memory, in a run's steady steps; for devices only if it ran on one."""
         begin, end = times.began or 0.0, times.ended or 0.0
         found = _combine([values for t, values in self._samples if begin <= t <= end])
         return {name: value for name, value in found.items() if times.device or not name.startswith("device")}
 
-    def _sample(self) -> None:
+    def _sample_until_exit(self) -> None:
+        """Append CPU, network and device usage to the samples every `EVERY_S` until exit, in a background thread."""
         import psutil
 
         sent = psutil.net_io_counters(nowrap=False)
@@ -106,7 +107,7 @@ def complete_runs(
     retry: bool,
     log: LogFn,
 ) -> Iterator[MeasureState]:
-    """Run what measure.json lacks and yield its state, while nobody else has the folder: what was stopped is resumed.
+    """Run the trials that measure.json lacks, write it after each, and yield its state; hold the folder's lock.
 
     `comparable` selects what must be the same in this request and in the one that the folder was started with.
     """

@@ -202,10 +202,11 @@ def build_measurement(
     state: Mapping[str, Any],
     rows: Sequence[MeasuredRow | FailedRow],
     total_samples: int | None,
-    price: float | None,
+    usd_per_device_hour: float | None,
     specs: Mapping[str, RunSpec],
 ) -> Measurement:
-    rows = add_mfu(add_costs(add_speedups(rows), total_samples, price), specs)
+    """Return the measurement of rows: costs, MFU, plan, findings; `state` is that of measure.json. Writes nothing."""
+    rows = add_mfu(add_costs(add_speedups(rows), total_samples, usd_per_device_hour), specs)
     machine = MachineLoad(int(state["environment"].get("cores") or 0), float(state["load"]))
     return Measurement(
         folder=folder,
@@ -215,7 +216,7 @@ def build_measurement(
         planned=tuple(compare_with_plan(rows, specs)),
         notes=tuple(collect_notes(rows, machine)),
         total_samples=total_samples,
-        usd_per_device_hour=price,
+        usd_per_device_hour=usd_per_device_hour,
         environment=dict(state["environment"]),
         spec=dict(state["spec"]),
         command=tuple(state.get("command", ())),

@@ -31,7 +31,7 @@ MAX_SUGGESTIONS = 4
 
 
 def explain_misfit(plan: Plan) -> Iterator[str]:
-    """Say by how much the nearest layout misses the memory, if nothing fits."""
+    """Yield by how much the nearest layout misses the memory, if nothing fits."""
     last = plan.misfits[-1] if plan.misfits else None
     if last is None or not last.rejected:
         yield "No layout is possible on these devices."
@@ -50,12 +50,12 @@ def explain_misfit(plan: Plan) -> Iterator[str]:
 
 
 def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
-    """Say whether more devices pay, and what would be faster or need less memory."""
+    """Yield whether more devices pay, and what would be faster or need less memory."""
     assert plan.chosen is not None
     assert plan.base is not None
     base, price, most = plan.base, plan.chosen.price, plan.rows[-1]
     if _exceeds_one_device(cost_model, plan):
-        yield _explain_size(plan)
+        yield _explain_too_small(plan)
     if most.devices == base.devices or (plan.chosen.devices == 1 and most.efficiency >= 0.5):
         step = f"a step of {cost_model.global_batch:,} samples takes {duration(price.step_s)}"
         yield f"{price.layout.family} on {_count_devices(price.devices)}: {step}."
@@ -74,7 +74,7 @@ def advise_training(cost_model: TrainingCostModel, plan: Plan) -> Iterator[str]:
 
 
 def advise_few_devices(plan: Plan, device: str, step: str, lost: str) -> Iterator[str]:
-    """Say how long a pass takes on one device, and what it would gain and lose on the most, if one is chosen."""
+    """Yield how long a pass takes on one device, and what it would gain and lose on the most, if one is chosen."""
     assert plan.chosen is not None
     chosen, most = plan.chosen, plan.rows[-1]
     takes = f"{step} takes {duration(chosen.price.step_s)}"
@@ -108,7 +108,7 @@ def _count_devices(devices: int) -> str:
 
 
 def _exceeds_one_device(cost_model: TrainingCostModel, plan: Plan) -> bool:
-    """Whether one device is too small, whatever the run file fixes."""
+    """Return whether one device is too small, whatever the run file fixes."""
     assert plan.base is not None
     if plan.base.devices == 1 and not plan.base.layout.offload:
         return False
@@ -117,7 +117,8 @@ def _exceeds_one_device(cost_model: TrainingCostModel, plan: Plan) -> bool:
     return alone is None or alone.layout.offload
 
 
-def _explain_size(plan: Plan) -> str:
+def _explain_too_small(plan: Plan) -> str:
+    """Return why one device is too small: training states exceed its memory, or leave no room for activations."""
     numbers, cost_model = plan.cost_model.numbers, plan.cost_model
     states = cost_model.stored_params * numbers.weight_bytes
     states += cost_model.trained_params * (numbers.gradient_bytes + numbers.state_bytes)
@@ -143,7 +144,7 @@ def _describe_speed(cost_model: TrainingCostModel, row: PlanRow, base: PricedLay
 
 
 def _describe_loss(cost_model: TrainingCostModel, plan: Plan, most: PlanRow) -> str:
-    """Say what devices that do not pay would run at, why, and what would help instead."""
+    """Return how fast devices that do not pay would run, why, and what would help instead."""
     base, chosen, knee = plan.base, plan.chosen, plan.ranking.knee
     assert base is not None
     assert chosen is not None
@@ -160,7 +161,7 @@ def _describe_loss(cost_model: TrainingCostModel, plan: Plan, most: PlanRow) -> 
 def _explain_longer_compute(
     cost_model: TrainingCostModel, base: PricedLayout, most: PricedLayout, shared: bool
 ) -> Iterator[str]:
-    """Say why more devices compute for longer, if they do."""
+    """Yield why more devices compute for longer, if they do."""
     if most.devices == base.devices or most.time.compute_s <= base.time.compute_s:
         return
     alone, together = (cost_model.placement(p.layout, p.where.cluster.device).runtime for p in (base, most))
@@ -236,7 +237,7 @@ def format_times(ratio: float) -> str:
 
 
 def suggest_memory_savings(spec: RunSpec) -> str:
-    """Say, after an out-of-memory error, what would need less; "" if it cannot be priced."""
+    """Return what would need less memory, after an error for lack of it; "" if it cannot be priced."""
     if not find_entry(spec.workload).batched:
         return ""
     try:

@@ -54,12 +54,12 @@ class Comparison(Tabular):
 
     @functools.cached_property
     def clusters(self) -> tuple[ClusterRow, ...]:
-        """Those that it fits."""
+        """Return the clusters that the run fits on, each with its largest number of devices."""
         return tuple(ClusterRow(plan, plan.rows[-1]) for plan in self.plans if plan.rows)
 
     @functools.cached_property
     def priced(self) -> bool:
-        """Whether money is known for all; otherwise device-hours are compared."""
+        """Return whether the cost in USD is known for all; otherwise device-hours are compared."""
         return all(entry.row.cost_usd is not None for entry in self.clusters)
 
     def cost(self, entry: ClusterRow) -> float:
@@ -83,7 +83,7 @@ class Comparison(Tabular):
         return min(accepted, key=lambda entry: self.cost(entry) * entry.row.run_s**power, default=None)
 
     def verdict(self, entry: ClusterRow) -> str:
-        """Say in a few words what a cluster is best at, or where returns diminish."""
+        """Return in a few words what a cluster is best at, or where returns diminish."""
         if violation := entry.plan.requirements.violation_of(entry.row):
             return violation
         if names := [name for name in ("fastest", "cheapest") if getattr(self, name) is entry]:

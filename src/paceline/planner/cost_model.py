@@ -41,7 +41,10 @@ class PlanWording:
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel(ABC):
-    """All that prices depend on besides layout and cluster."""
+    """All that prices depend on besides layout and cluster.
+
+    Layouts of one family differ in micro-batch, recomputation and offload alone.
+    """
 
     name: str
     workload: str
@@ -187,6 +190,7 @@ class PassCostModel(CostModel):
         return split_rows(self.global_batch, spec.parallel.ranks)
 
     def families(self, devices: int, cluster: Cluster) -> Iterator[Layout | RejectedFamily]:
+        """Yield the one family of a fit, rows divided among ranks, or its rejection if devices outnumber the rows."""
         if devices > self.global_batch:
             name, facts = f"{devices} data-parallel ranks", {"batch": self.global_batch, "ranks": devices}
             yield RejectedFamily(devices, name, RejectReason.NO_SAMPLE, facts)

@@ -93,7 +93,7 @@ class LinkLimits:
     speedup: float
 
     def describe(self) -> str:
-        """Say above which bandwidth the devices pay, what the plan has, and the ratio R with its rule."""
+        """Return above which bandwidth the devices pay, what the plan has, and the ratio R with its rule."""
         devices, between = f"{self.devices:,} devices", "between nodes" if self.nodes > 1 else "between them"
         if self.break_even_bytes_s is None:
             return f"Faster links would not help: {devices} do not pay at any bandwidth {between}."

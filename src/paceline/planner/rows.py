@@ -232,7 +232,7 @@ class RowRanking:
         return self.paid_s(row) / self.paid_s(self.cheapest)
 
     def is_dominated(self, row: PlanRow) -> bool:
-        """Whether another row is at least as fast and costs less."""
+        """Return whether another row is at least as fast and costs less."""
         return any(other.run_s <= row.run_s and self.paid_s(other) < self.paid_s(row) for other in self.rows)
 
     def verdict(self, row: PlanRow) -> str:

@@ -31,7 +31,7 @@ class SearchResult:
         return min((p for p in pool if p.step_s <= pool[0].step_s * (1 + EQUAL_SPEED)), key=_simplicity, default=None)
 
     def explain_choice(self) -> str:
-        """Say what the chosen layout is faster, roomier or simpler than; "" if nothing else is near."""
+        """Return what the chosen layout is faster, roomier or simpler than; "" if nothing else is near."""
         if (chosen := self.chosen) is None:
             return ""
         name, others = chosen.layout.family, [p for p in self.prices if p is not chosen]

@@ -76,7 +76,7 @@ def render_plan(plan: Plan, verbose: bool = False) -> Iterator[Any]:
 
 
 def summarize_plan(plan: Plan) -> str:
-    """Say in one line whether the run fits, where, how long it takes and what it costs."""
+    """Return one line: whether the run fits, where, how long it takes and what it costs."""
     row, device, name = plan.chosen, plan.target.whole.device.name, plan.cost_model.name
     if row is None:
         short = any(rejected.over_bytes for found in plan.misfits for rejected in found.rejected)
@@ -98,7 +98,7 @@ def summarize_plan(plan: Plan) -> str:
 
 
 def _describe_failures(plan: Plan, verbose: bool) -> Iterator[str]:
-    """Say what failures are expected to cost, where there are any, and how often to save a checkpoint."""
+    """Yield what failures are expected to cost, where there are any, and how often to save a checkpoint."""
     row = plan.chosen
     if row is None or (found := plan.expect(row)) is None or (found.failures < NOTABLE_FAILURES and not verbose):
         return

@@ -179,7 +179,7 @@ def split_stretches(values: Sequence[T], most: float) -> list[Sequence[T]]:
 
 
 def compute_loss_differences(reference: RunView, other: RunView) -> list[tuple[int, float]]:
-    """Return (step, relative difference) at common steps; infinite if one alone is finite."""
+    """Return (step, |other - reference| / |reference|) at common steps; inf if one is not finite, no pair if both."""
     ours = {p.step: p.loss for p in reference.points}
     pairs = [(p.step, ours[p.step], p.loss) for p in other.points if p.step in ours]
     return [

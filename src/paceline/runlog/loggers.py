@@ -166,7 +166,7 @@ def open_event_sink(
     loggers = open_loggers(spec.train.loggers, run, spec)
     progress = Progress(total_samples, done_samples, pauses=pauses)
     ended = "failed"
-    shown = {"step": progress.step, "evaluate": progress.evaluated, "checkpoint": progress.saved}
+    shown = {"step": progress.step, "evaluate": progress.show_evaluation, "checkpoint": progress.saved}
     shown |= {"notice": lambda event: progress.say(event["text"]), "done": progress.ended}
 
     def send(event: dict[str, Any]) -> None:

@@ -44,11 +44,11 @@ class PauseSchedule:
         return cls(steps, train.evaluate_every or steps_per_epoch, saved, evaluated)
 
     def evaluations(self, done: int = 0) -> int:
-        """Return how many are left after `done` steps."""
+        """Return the number of evaluations left after `done` steps; 0 for a run without evaluation."""
         return _count_due(done, self.steps, self.evaluate_every) if self.evaluated else 0
 
     def checkpoints(self, done: int = 0) -> int:
-        """Return how many are left after `done` steps, not counting those for a best evaluation."""
+        """Return the number of checkpoints left after `done` steps, not counting those for a best evaluation."""
         return _count_due(done, self.steps, self.checkpoint_every)
 
     def evaluate_s(self, sample_s: float) -> float:
@@ -134,8 +134,8 @@ class Progress:
 
                 self._live.console.print(Text(text), soft_wrap=True)
 
-    def evaluated(self, event: Mapping[str, Any]) -> None:
-        """Show the metrics of an "evaluate" event."""
+    def show_evaluation(self, event: Mapping[str, Any]) -> None:
+        """Print the metrics of an "evaluate" event; exclude its time from the rate, and add it for each one left."""
         of = f" of {number(event['of'])}" if event.get("of", event.get("n")) != event.get("n") else ""
         on = f" on {number(event['n'])}{of} samples" if "n" in event else ""
         poor = f"; {words}" if (words := describe_baseline(event)) else ""

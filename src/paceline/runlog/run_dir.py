@@ -80,7 +80,7 @@ class RunDir:
 
     @classmethod
     def claim(cls, out: Path, name: str, spec: RunSpec, *, exactly: bool = False) -> RunDir:
-        """Make OUT/NAME, or NAME-2, NAME-3 … if that is taken; `exactly`: OUT/NAME itself, which may exist.
+        """Create OUT/NAME, or NAME-2, NAME-3 … if that is taken; `exactly`: OUT/NAME itself, which may exist.
 
         spec.yaml comes last: it makes a folder a run.
         """

@@ -36,7 +36,7 @@ class ScriptRun(ABC):
 
     @property
     def main(self) -> bool:
-        """Whether this is rank 0, which prints and writes for all."""
+        """Return whether this is rank 0, which prints and writes for all."""
         return self.rank == 0
 
     @property

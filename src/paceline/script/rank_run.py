@@ -157,7 +157,7 @@ class RankRun(ScriptRun):
         execution = self._decide(model, estimate_compiling(work, steps, layout))
         if execution.compiled:
             compile_model(model, replace(self._setup, execution=execution))
-            self._setup.notice(f"a step is {execution.words()}, from the second on")
+            self._setup.notice(f"a step is {execution.describe()}, from the second on")
 
     def batches(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, workers: int | None = None

@@ -148,7 +148,7 @@ def build_job_request(
     spec: RunSpec, site: SiteFile, asked: JobOptions, partitions: Mapping[str, Partition], *, anyway: bool = False
 ) -> JobRequest:
     """Decide what to request, or raise the reason why it cannot work."""
-    partition = find_partition(asked.get("partition") or site.partition, partitions)
+    partition = find_partition(asked, site, partitions)
     machines = resolve_machines(spec, site, asked, partition)
     found = _plan_request(spec, site, machines, anyway)
     cluster = found.chosen.price.where.cluster if found and found.chosen else None
@@ -191,14 +191,16 @@ def format_gpus(kind: str | None, count: int) -> str:
     return f"{kind}:{count}" if kind else str(count)
 
 
-def find_partition(name: str | None, partitions: Mapping[str, Partition]) -> Partition | None:
-    """Return the partition of this name; None without a name, or if Slurm does not list its partitions."""
+def find_partition(asked: JobOptions, site: SiteFile, partitions: Mapping[str, Partition]) -> Partition | None:
+    """Return the requested partition, None without a name or a list; raise UserError if the list lacks it."""
+    name = asked.get("partition") or site.partition
     if name is None or not partitions:
         return None
     if name not in partitions:
         hint = did_you_mean(name, partitions)
         known = f"{' There are' if hint else '; there are'} {', '.join(partitions)}"
-        raise option_error("--partition", f"{name}: there is no such partition{hint}{known}", "unknown-name")
+        source = "--partition" if asked.get("partition") else "partition in the site file"
+        raise option_error(source, f"{name}: there is no such partition{hint}{known}", "unknown-name")
     return partitions[name]
 
 

@@ -233,7 +233,7 @@ def strip_launcher(command: Sequence[str], python: Sequence[str]) -> tuple[str, 
 
 def _resolve_unplanned(asked: JobOptions, site: SiteFile, dry_run: bool) -> tuple[int | None, float, int | None]:
     """Return ranks per node, hours, and GPUs of a node, for a job without a plan."""
-    partition = find_partition(asked.get("partition") or site.partition, _list_partitions(dry_run))
+    partition = find_partition(asked, site, _list_partitions(dry_run))
     available = site.gpus_per_node or (partition.gpus if partition is not None else None)
     hours = parse_hours(asked["time"], "--time") if "time" in asked else site.hours
     if hours is None:

@@ -84,7 +84,8 @@ def fit_model_distributed(
 
     A process group or `Accelerator` that exists is used as it is; else the ranks of torchrun, accelerate launch, srun
     or mpirun are joined until the program ends. Without a launcher the program fits alone. Every rank is given the
-    same X and reads its own part. The main rank writes the model's `state_dict` to `save_path`, unless it is None.
+    same X and reads its own part. The main rank prints each epoch's loss, and writes the model's `state_dict` to
+    `save_path`, unless it is None.
     """
     _check((base_lr, max_lr, T_0, T_mult, weight_decay), k=k, num_epochs=num_epochs, batch_size=batch_size)
     device = _join_device()

@@ -116,7 +116,7 @@ def describe_division(workload: BaseWorkload, layout: Layout) -> list[str]:
 
 
 def make_example(samples: Samples) -> Any:
-    """Make a small batch, for what is found out by running a model once."""
+    """Return a small batch, for what is found out by running a model once."""
     import numpy as np
 
     few = np.arange(min(EXAMPLE_SAMPLES, len(samples)))
@@ -150,7 +150,7 @@ def describe_execution(spec: RunSpec, layout: Layout, order: "Order | None" = No
         return []
     lines = []
     if parallel.device != "cuda":
-        lines.append(f"on CPU cores a step is {decide_execution(train, layout, CPU, entry.traits).words()}")
+        lines.append(f"on CPU cores a step is {decide_execution(train, layout, CPU, entry.traits).describe()}")
     if parallel.device != "cpu":
         execution = decide_execution(train, layout, CUDA, entry.traits)
         weighs = execution.compiled and train.compile == "auto"
@@ -158,7 +158,7 @@ def describe_execution(spec: RunSpec, layout: Layout, order: "Order | None" = No
             steps = train.steps or (order.first_step(train.epochs or 1) if order else None)
             execution = decide_execution(train, layout, CUDA, entry.traits, estimate_compiling(work, steps, layout))
         user_model = execution.recorded and not entry.subject  # is known only when it has run
-        words = f"recorded as one CUDA graph, if {USER_MODEL_NOTE}" if user_model else execution.words()
+        words = f"recorded as one CUDA graph, if {USER_MODEL_NOTE}" if user_model else execution.describe()
         lines.append(f"on a CUDA device a step is {words}")
         if parallel.backend == "gloo" and layout.ranks > 1:
             few = f"of {layout.ranks} ranks, those beyond the CUDA devices of a machine share them"

@@ -125,6 +125,7 @@ class GradientJob(Job):
         self.state.before_step(self.schedule(batch.global_batch.seen))
 
     def after_step(self, batch: RankBatch, stats: Tensor, log: "StepLog") -> "StepActions":
+        """Count the step, average models over ranks if due, log `stats`, and return what is due next on all ranks."""
         train, state = self.context.spec.train, self.state
         state.step += 1
         last, epoch_end = self.done, self.loader.order.is_epoch_end(state.step)
@@ -142,7 +143,7 @@ class GradientJob(Job):
             self.context.event("done", step=self.state.step, why=self.stop_reason)
 
     def evaluate(self, held_out: HeldOut) -> float:
-        """Evaluate the model as it is now; return its score."""
+        """Evaluate on all ranks; record the event, best score and patience, run `on_evaluate`, and return the score."""
         self.context.beat("evaluation", self.state.step)
         broadcast_buffers(self.state.buffers(), self.layout)
         began = perf_counter()
@@ -256,7 +257,7 @@ class StepLog:
         return stopping
 
     def _read(self, compiled: bool = False) -> None:
-        """Wait for the device. Steps that are read together get their mean time."""
+        """Read the device's results of waiting steps into `known` events; steps read together get their mean time."""
         if not self.waiting:
             return
         numbers = torch.stack([stats for _, stats, _, _ in self.waiting]).tolist()

@@ -99,7 +99,7 @@ def build_job_around(
     loader = Loader(samples, order, layout, data_rank, collate, step.at_once, group, pads_empty)
     check_samples_agree(samples, order, min(steps - 1, context.checkpoint.step if context.checkpoint else 0))
     told = context.device.type == "cuda" or train.compile == "on"
-    notes = [f"a step is {execution.words()}"] if told else []
+    notes = [f"a step is {execution.describe()}"] if told else []
     notes += filter(None, [_describe_shared_devices(context)])
     match = None if start is None else start.match
     weights = {} if match is None else {"weights": asdict(match)}
@@ -119,7 +119,7 @@ def build_job_around(
             *notes,
         ],
         pauses=PauseSchedule.of(train, steps, order.steps_per_epoch, len(held_out.ids) if held_out else 0),
-        notes={"execution": execution.words(), **list_worker_facts(spec, samples), **weights},
+        notes={"execution": execution.describe(), **list_worker_facts(spec, samples), **weights},
     )
     schedule = build_schedule(train, order.seen(steps), workload)
     return GradientJob(context, workload, facts, layout, step, loader, schedule, held_out)

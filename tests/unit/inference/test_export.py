@@ -17,7 +17,7 @@ from paceline.config import build_spec
 from results import expect_error
 
 TEXTS = ["goal team match", "star", "bank market " * 30, ""]
-ALONE = "import sys; sys.modules['paceline'] = None; import json, torch; from load import load; model = load()"
+ALONE = "import sys; sys.modules['paceline'] = None; import json, torch; from load import load; load(); model = load()"
 
 
 def in_folder(folder, code):

@@ -36,7 +36,9 @@ def test_plain_lines(monkeypatch):
         for number in range(1, 11):
             time.now += 0.5
             progress.step(step(number))
-        progress.evaluated({"kind": "evaluate", "t": 1.0, "step": 10, "n": 7600, "loss": 0.31239, "accuracy": 0.9112})
+        progress.show_evaluation(
+            {"kind": "evaluate", "t": 1.0, "step": 10, "n": 7600, "loss": 0.31239, "accuracy": 0.9112}
+        )
     assert out.getvalue().splitlines() == [
         "128 global = 16 per pass × 4 ranks",
         " 10 %  eta 0:01  step 1  1,000 samples/s  loss 0.5000  compute 91 % data 1 % exposed 8 %",
@@ -66,7 +68,7 @@ def test_the_eta_counts_evaluations_and_checkpoints_and_the_rate_does_not(monkey
             progress.step(step(number, step_s=1.0))
             if number % 5 == 0:
                 time.now += 7
-                progress.evaluated({"step": number, "n": 1800, "loss": 0.1, "evaluate_s": 6.0})
+                progress.show_evaluation({"step": number, "n": 1800, "loss": 0.1, "evaluate_s": 6.0})
                 progress.saved({"step": number, "checkpoint_s": 1.0})
         progress.ended({})
     lines = [line for line in out.getvalue().splitlines() if "%" in line]

@@ -169,6 +169,8 @@ def test_what_cannot_work_is_rejected(lm, words, code, key):
     with expect_error(code, key) as error:
         asked(lm, **words)
     assert "\n" not in str(error.value)
+    with expect_error("unknown-name", "partition in the site file", match="gpus: there is no such partition"):
+        asked(lm, SiteFile(partition="gpus"))
 
 
 def test_plan_that_does_not_fit_needs_anyway(lm):

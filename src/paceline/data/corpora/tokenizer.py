@@ -62,7 +62,7 @@ class ChosenTokenizer(NamedTuple):
 
     @property
     def dtype(self) -> type[np.uint16] | type[np.uint32]:
-        """Of arrays of its tokens."""
+        """Return the smallest type for arrays of its tokens."""
         return np.uint16 if vocabulary_size(self.tokenizer) <= 1 << 16 else np.uint32
 
 

@@ -140,7 +140,7 @@ def reduce_gradients(gradients: Any, rule: ReduceRule, fp16: bool) -> Any:
 
 
 def is_fp16(compression: Any) -> bool:
-    """Whether `compression` is Compression.fp16; no other is supported for TensorFlow."""
+    """Return whether `compression` is Compression.fp16; raise UserError for another than that or none."""
     name = getattr(compression, "__name__", str(compression))
     if compression is None or name == "Compressor":
         return False
@@ -187,7 +187,7 @@ def DistributedOptimizer(
     gradient_predivide_factor: float = 1.0,
     average_aggregated_gradients: bool = False,
 ) -> Any:
-    """Make a Keras optimiser average gradients over ranks first; its class keeps its name, so that saved models load.
+    """Return `optimizer` itself, changed to average gradients over ranks first; saved models keep the class name.
 
     Optimisers of Keras 3 and of tf_keras, which public examples from before 2024 need, are taken.
     """

@@ -142,7 +142,7 @@ def product_name(rows: int, inner: int, outer: int) -> str:
 
 
 def build_product_probe(sides: Sequence[int], device: str = "cpu", dtype: torch.dtype = torch.float32) -> Probe:
-    """Make the three products of a layer: forward, and backward for input and weight; in FLOPs."""
+    """Return a probe of the three products of a layer, with their FLOPs: forward, and backward for input and weight."""
     m, k, n = sides
     x, w, dy = (torch.randn(shape, device=device, dtype=dtype) for shape in ((m, k), (n, k), (m, n)))
 

@@ -115,7 +115,7 @@ def default_calibration_path() -> Path:
 
 
 def describe_calibration_file(file: Path) -> str:
-    """Say that a calibration was written, and how to plan with it."""
+    """Return a line on where a calibration was written, and how to plan with it."""
     if file == default_calibration_path():
         return f"written: {file}; plans for cluster: local use it"
     return f"written: {file}; to plan with it:  paceline plan RUN --calibration {shlex.quote(str(file))}"

@@ -34,8 +34,11 @@ PlanFn = Callable[[RunSpec, Sequence[int], str], Plan]
 """Plans a spec on numbers of devices of a cluster, with the options of the command."""
 
 
-def render_plan_page(plans: Sequence[Plan], ask: PlanFn, command: list[str]) -> str:
-    """Render the page, a panel per cluster; it shows `command`, to which each setting adds its overrides."""
+def render_plan_page(plans: Sequence[Plan], make_plan: PlanFn, command: list[str]) -> str:
+    """Return the plan page as HTML, a panel per cluster; call `make_plan` for every setting of the sliders (slow).
+
+    The page shows `command`, to which each setting adds its overrides.
+    """
     from markupsafe import Markup
 
     first, wording = plans[0], plans[0].cost_model.wording
@@ -45,7 +48,7 @@ def render_plan_page(plans: Sequence[Plan], ask: PlanFn, command: list[str]) -> 
         "wishes": vars(first.requirements),
         "step": wording.step,
         "times": dict(wording.times),
-        "clusters": [build_page_grid(plan, ask) for plan in plans],
+        "clusters": [build_page_grid(plan, make_plan) for plan in plans],
     }
     html, script, style = ((ASSETS / f"plan.{kind}").read_text(encoding="utf-8") for kind in ("html.j2", "js", "css"))
     page: str = compile_template(html).render(
@@ -133,7 +136,7 @@ def setting_overrides(plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...
     return changed
 
 
-def build_page_grid(plan: Plan, ask: PlanFn) -> dict[str, Any]:
+def build_page_grid(plan: Plan, make_plan: PlanFn) -> dict[str, Any]:
     """Build the panel of one cluster: every setting of its sliders, planned."""
     axes, whole = build_axes(plan), plan.target.whole
     counts = sorted({*(r.devices for r in plan.rows), *(f.devices for f in plan.misfits)})
@@ -148,18 +151,19 @@ def build_page_grid(plan: Plan, ask: PlanFn) -> dict[str, Any]:
         "one_machine": plan.target.shared,
         "chosen": plan.chosen.devices if plan.chosen else counts[-1],
         "settings": [
-            _plan_setting(plan, axes, values, ask, counts) for values in itertools.product(*(a.values for a in axes))
+            _plan_setting(plan, axes, values, make_plan, counts)
+            for values in itertools.product(*(a.values for a in axes))
         ],
     }
 
 
 def _plan_setting(
-    plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...], ask: PlanFn, counts: list[int]
+    plan: Plan, axes: list[SliderAxis], values: tuple[Any, ...], make_plan: PlanFn, counts: list[int]
 ) -> dict[str, Any]:
     changed = setting_overrides(plan, axes, values)
     words = [f"{key}={value}" for key, value in changed.items()]
     try:
-        found = ask(plan.spec.replace(changed), counts, plan.target.name)
+        found = make_plan(plan.spec.replace(changed), counts, plan.target.name)
     except UserError as error:
         return {"words": words, "impossible": str(error)}
     reasons = {f.devices: _select_reasons(f.rejected) for f in (*(r.found for r in found.rows), *found.misfits)}
@@ -223,7 +227,7 @@ def _row_json(plan: Plan, row: PlanRow) -> dict[str, Any]:
 
 
 def _select_reasons(rejected: tuple[RejectedFamily, ...]) -> list[str]:
-    """Say why layouts were rejected: the simplest first, one of each kind."""
+    """Return why layouts were rejected: the simplest first, one of each kind."""
     kinds: dict[tuple[object, ...], str] = {}
     for one in sorted(rejected, key=lambda r: (r.parts, r.over_bytes)):
         kinds.setdefault((*one.group, one.axes), f"{one.family}: {one.reason}")

@@ -99,25 +99,25 @@ class CheckpointWriter:
         bytes_needed = 0
         failure = f"could not be written to {self._folder} (those before it are untouched)"
         try:
-            bytes_needed = sum(self._on_all(lambda: self._staging.bytes_share))
-            self._on_first(lambda: self._make_writing_folder(writing))
+            bytes_needed = sum(self._run_on_all(lambda: self._staging.bytes_share))
+            self._run_on_main(lambda: self._make_writing_folder(writing))
             files: dict[str, Any] = {}
-            for written in self._on_all(lambda: self._write_rank_files(writing)):
+            for written in self._run_on_all(lambda: self._write_rank_files(writing)):
                 files |= written
             if self._one_file:
-                files = self._on_first(lambda: _join_files(writing, files, step))
-            self._on_first(lambda: self._seal_and_rename(writing, final, manifest | {"files": files}))
+                files = self._run_on_main(lambda: _join_files(writing, files, step))
+            self._run_on_main(lambda: self._seal_and_rename(writing, final, manifest | {"files": files}))
             failure = f"is sealed in {self._folder}, but not at its address"
-            self._on_first(lambda: upload_run(self._folder.parent))
+            self._run_on_main(lambda: upload_run(self._folder.parent))
             failure = f"is sealed, but an older one could not be removed from {self._folder}"
-            self._on_first(lambda: self._discard_old(final))
+            self._run_on_main(lambda: self._discard_old(final))
         except (_RankFailure, RuntimeError) as error:
             shutil.rmtree(writing, ignore_errors=True)
             bytes_free = shutil.disk_usage(next(path for path in writing.absolute().parents if path.is_dir())).free
             if not isinstance(error, _RankFailure):  # the others do not answer: there is nobody to agree with
                 raise RunFailed(_describe_lost_rank(step, error)) from error
             with suppress(RuntimeError):
-                bytes_free = self._on_first(lambda: bytes_free)
+                bytes_free = self._run_on_main(lambda: bytes_free)
             code: Code = "disk-full" if error.errno in DISK_FULL else "not-writable"
             reason = f"{failure}: {error.describe(bytes_needed, bytes_free)}"
             raise RunFailed(f"the checkpoint of step {step} {reason}", code=code) from None
@@ -153,7 +153,7 @@ class CheckpointWriter:
         self._proven.add(final)
 
     def _discard_old(self, sealed: Path) -> None:
-        """Delete what is no longer kept; damaged ones are neither counted nor deleted."""
+        """Delete all but `sealed`, the newest `keep` and the best checkpoint; damaged ones do not count and stay."""
         whole: list[reader.Checkpoint] = []
         replaced: list[Path] = []
         for path in reader.list_sealed(self._folder):
@@ -171,12 +171,12 @@ class CheckpointWriter:
                 self._proven.discard(path)
                 _delete_checkpoint(path)
 
-    def _on_first(self, work: Callable[[], T]) -> T:
-        """Do something on rank 0; return its answer, or raise its failure, on all."""
-        return self._on_all(lambda: work() if self._rank == 0 else None)[0]  # type: ignore[return-value]
+    def _run_on_main(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0 and return its result on all ranks; raise its failure on all ranks."""
+        return self._run_on_all(lambda: work() if self._rank == 0 else None)[0]  # type: ignore[return-value]
 
-    def _on_all(self, work: Callable[[], T]) -> list[T]:
-        """Do something on every rank and return all answers; a failure of one is raised on all."""
+    def _run_on_all(self, work: Callable[[], T]) -> list[T]:
+        """Run `work` on every rank and return the results by rank; raise a failure of one rank on all ranks."""
         from paceline.trainer.checkpoint.dcp_files import CheckpointException
 
         mine: T | _RankFailure
@@ -188,9 +188,9 @@ class CheckpointWriter:
                 rank, cause = reader.find_first_failure(error)
             mine = _RankFailure(rank, reader.describe_failure_cause(cause), getattr(cause, "errno", None))
         everyone: list[Any] = [mine] if self._group is None else gather_objects(mine, self._group)
-        for answer in everyone:
-            if isinstance(answer, _RankFailure):
-                raise answer
+        for result in everyone:
+            if isinstance(result, _RankFailure):
+                raise result
         return everyone
 
 
@@ -202,6 +202,7 @@ class _RankFailure(Exception):
         self.rank, self.reason, self.errno = rank, reason, number
 
     def describe(self, bytes_needed: int, bytes_free: int) -> str:
+        """Return the reason, its rank if not 0 and a remedy; an OS error adds the whole checkpoint's size."""
         text = self.reason if self.rank == 0 else f"{self.reason} (rank {self.rank})"
         if self.errno is not None:
             text += f"; it needs {bytes_needed / 1e6:,.1f} MB and {bytes_free / 1e6:,.1f} MB are free"
@@ -265,7 +266,7 @@ class CheckpointInterval:
         return step == self._next
 
     def adapt(self, step: int, save_s: float) -> str:
-        """Choose the next step of `auto` by what this one took; return an equation if it is news."""
+        """Set the next step of `auto` from the time of this save, on all ranks; return a notice of a large change."""
         if self.every != "auto" or self._next is None:
             return ""
         step_s = (perf_counter() - self._began - save_s) / max(1, step - self._first)

@@ -151,7 +151,7 @@ class DeepSpeedStep(Step):
         return torch.stack([self.loss_sum, number, self.norm, stops])
 
     def _before_update(self, optimizer: Any, args: Any, options: Any) -> None:
-        """Tell the optimiser by what to divide the gradients, and whether to apply them."""
+        """Set on the optimiser what divides the gradients and whether to skip the update; once per step."""
         if not self.fresh:
             return
         self.fresh = False

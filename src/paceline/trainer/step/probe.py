@@ -45,7 +45,7 @@ class ProbeResult:
 
 
 def probe_step(step: Step, batch: Any) -> ProbeResult:
-    """Make the passes over a batch; all stays as it was."""
+    """Run passes over a batch and return whether its step can be recorded; restore what they changed."""
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
     if not leaves or any(leaf.device.type != "cpu" or leaf.layout is not torch.strided for leaf in leaves):
         return ProbeResult(NoGraphReason.NOT_ON_HOST)

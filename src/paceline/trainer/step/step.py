@@ -230,12 +230,12 @@ class Step:
         return add_keys(collate, rows) if self.state.model.batch_layers else collate
 
     def _divide(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Make this rank's part of each batch if ranks divide sequences."""
+        """Return `make`, wrapped to keep this rank's part of each batch if ranks divide sequences."""
         context = self.state.model.context
         return make if context is None else lambda *given: self.workload.divide_context(make(*given), context)
 
     def __call__(self, batch: RankBatch, stop: bool) -> Tensor:
-        """Make a step; return (sum of losses, count, gradient norm, stops asked for) over all ranks."""
+        """Train on a batch; return (sum of losses, count, gradient norm, stops asked for) over all ranks."""
         samples, last = batch.samples, len(batch.micro_batches) - 1
         found = torch.zeros(2, dtype=torch.float64, device=self.device)
         for index, micro in enumerate(batch.micro_batches):

@@ -33,7 +33,7 @@ from paceline.workloads.classifier.standalone import ExportedClassifier, Exporte
 
 
 class EncoderLayer(ExportedLayer):
-    """Pre-norm attention and feed-forward over packed texts."""
+    """Pre-norm attention and feed-forward over packed texts; dropout is drawn from each text's key."""
 
     def __init__(self, shape: ClassifierModel, site: int) -> None:
         super().__init__(shape.width, shape.heads, shape.ffn)
@@ -134,7 +134,7 @@ class Classifier(CorpusWorkload):
         return self.vocabulary.classes
 
     def loss(self, model: nn.Module, batch: Packed) -> tuple[Tensor, Tensor]:
-        """Weigh each loss by the class of its text, if classes have weights."""
+        """Return (sum of losses, sum of weights) of a batch; without class weights, the number of labelled texts."""
         logits, labels = to_at_least_fp32(model(batch)), batch.labels
         smoothing = self.shape.label_smoothing
         if self.class_weights is None:

@@ -74,7 +74,7 @@ def _fit_starts(
 
 
 def use_device(device: Any) -> AbstractContextManager[Any]:
-    """Make a device the current one: kernels run there, wherever their tensors are."""
+    """Set the current CUDA device while entered: kernels run there, wherever their tensors are."""
     import torch
 
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()

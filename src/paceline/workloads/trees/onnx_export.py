@@ -193,7 +193,7 @@ def write_trees_onnx(fitted: "FittedTrees", file: Path) -> None:
 
 
 def _make_test_rows(arrays: TreeArrays, fitted: "FittedTrees") -> np.ndarray:
-    """Make rows that take all branches: values are thresholds, slightly smaller ones, or missing."""
+    """Return rows that take all branches: values are thresholds, slightly smaller ones, or missing."""
     random, coding = np.random.default_rng(0), fitted.coding
     rows = np.empty((TEST_ROWS, len(coding.columns)), np.float32)
     for number, name in enumerate(coding.columns):

@@ -45,12 +45,12 @@ class TreesShape:
 
     @property
     def nodes(self) -> float:
-        """Of a tree, which has fewer leaves than its levels allow where rows run out."""
+        """Return the number of nodes of a tree, which has fewer leaves than its levels allow where rows run out."""
         return 2 / (2.0**-self.levels + FEWEST_ROWS / self.rows) - 1
 
     @property
     def row_bytes(self) -> float:
-        """Of a row's bins: where values are missing, they are kept as numbers of the whole table."""
+        """Return the bytes of a row's bins: 1 each, or 4 if values are missing: bins then count over all columns."""
         return self.columns * (4.0 if self.gaps else 1.0)
 
     def operations(self, rows: float) -> dict[str, float]:

@@ -44,7 +44,7 @@ class FittedTrees:
 
     @classmethod
     def cut(cls, library: str, raw: bytes, rounds: int, coding: Coding, target: TableTarget) -> "FittedTrees":
-        """Make the result of a run from its first rounds alone."""
+        """Return the model of the first `rounds` rounds alone."""
         booster = load_booster(library, raw)
         if library == "xgboost":
             return cls(library, bytes(booster[:rounds].save_raw("json")), coding, target)

@@ -58,7 +58,7 @@ class XGBoostNetwork:
         assert collective.get_rank() == self.rank_info.rank
 
     def _start_tracker(self) -> dict[str, Any]:
-        """Listen on the loopback or, for several nodes, at an address of this host that the others can reach."""
+        """Start the tracker on the loopback or, for several nodes, a reachable address; return workers' arguments."""
         several = self.rank_info.local_world < self.rank_info.world
         host = find_local_address(self.rank_info.address) if several else LOCALHOST
         self._tracker = RabitTracker(host_ip=host, n_workers=self.rank_info.world, sortby="task")
@@ -156,7 +156,7 @@ class XGBoostRounds:
             self.booster.update(self.matrix, number)
 
     def loss(self) -> float:
-        """Sum the losses of the cached margins, which takes a tenth of the time of XGBoost's own evaluation."""
+        """Return the weighted mean training loss over all ranks, from cached margins; for ranking, 1 - the metric."""
         target = self.job.target
         if target.task is Task.RANKING:
             with self.network.translate_errors():
@@ -207,6 +207,7 @@ class XGBoostRounds:
         return str(json.loads(booster.save_config())["learner"]["learner_model_param"]["base_score"])
 
     def _build_matrix(self) -> Any:
+        """Return this rank's rows as a QuantileDMatrix, its bins those of all ranks; or on disk until `leave`."""
         job, facts = self.job, self.job.table.facts
         options = {"enable_categorical": True, "nthread": job.threads}
         options |= {"max_bin": job.model.max_bin} if job.model.max_bin else {}
@@ -227,7 +228,7 @@ class XGBoostRounds:
 
 
 def _make_scratch_folder(folder: Path) -> Path:
-    """Make a scratch folder for this process, and remove those of killed processes of this host."""
+    """Create and return a scratch folder for this process, and delete those of killed processes of this host."""
     prefix = f"pages-{socket.gethostname()}-"
     for left in folder.glob(f"{prefix}*"):
         if not psutil.pid_exists(int(left.name.removeprefix(prefix).partition("-")[0])):

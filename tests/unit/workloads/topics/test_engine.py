@@ -243,8 +243,8 @@ def test_first_topics(planted, start, kind):
     X, _, F = planted
     counts = read_counts(X if kind == "dense" else sp.csr_array(X))
     per_term = X.sum(0).astype(np.float64)
-    found = find_first_topics(counts, per_term, 3, how=start, seed=2)
-    assert torch.equal(found, find_first_topics(counts, per_term, 3, how=start, seed=2))
+    found = find_first_topics(counts, per_term, 3, start=start, seed=2)
+    assert torch.equal(found, find_first_topics(counts, per_term, 3, start=start, seed=2))
     assert_allclose(found.sum(0), 1, rtol=1e-5)
     assert float(found.min()) > 0
     if start != "random":

@@ -45,7 +45,7 @@ def _attach() -> None:
 
 
 def _find_paceline() -> None:
-    """Make paceline importable: the script may run in an environment without it, and hooks need nothing else."""
+    """Put paceline into `sys.modules`: a script's environment may lack it, and hooks need nothing else."""
     if importlib.util.find_spec("paceline") is not None:
         return
     spec = importlib.util.spec_from_file_location(

@@ -32,7 +32,7 @@ THE_TENSOR = "the tensor"
 
 
 def from_array(array: Any, *, fractional: bool = False, source: str = "the matrix") -> DenseCounts:
-    """Make dense counts; the array is not copied if it is C-contiguous and of the smallest type."""
+    """Return dense counts; the array is not copied if it is C-contiguous and of the smallest type."""
     if not isinstance(array, np.ndarray):
         try:
             array = np.asarray(array)
@@ -44,7 +44,7 @@ def from_array(array: Any, *, fractional: bool = False, source: str = "the matri
 
 
 def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matrix") -> SparseCounts:
-    """Make counts of a scipy sparse matrix: duplicates added up, zeros left out, terms ascending."""
+    """Return counts of a scipy sparse matrix: duplicates added up, zeros left out, terms ascending."""
     check_matrix(matrix.shape, source, matrix.dtype)
     if matrix.dtype.kind in "bui" and not getattr(matrix, "has_canonical_format", True):
         matrix = matrix.astype(np.int64, copy=False)  # the sum of duplicates must not overflow
@@ -64,7 +64,7 @@ def from_scipy(matrix: Any, *, fractional: bool = False, source: str = "the matr
 
 
 def from_torch(tensor: Any, *, fractional: bool = False, on_device: bool = False) -> Counts:
-    """Make counts of a tensor; with `on_device` a CUDA tensor stays there, else it is copied to the host."""
+    """Return counts of a tensor; with `on_device` a CUDA tensor stays there, else it is copied to the host."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
@@ -148,7 +148,7 @@ class DeviceCounts(Counts):
 
 
 def from_tensor(tensor: Tensor, *, fractional: bool = False) -> DeviceCounts:
-    """Make counts of a dense or CSR tensor, left on its device; not copied if its type is the smallest."""
+    """Return counts of a dense or CSR tensor, left on its device; not copied if its type is the smallest."""
     import torch
 
     check_matrix(tensor.shape, THE_TENSOR)

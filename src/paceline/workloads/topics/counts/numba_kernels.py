@@ -164,7 +164,7 @@ def run_em_step(indptr, indices, data, L, Ft, S, want_loss):
 
 @compile_kernel
 def solve_rows(indptr, indices, data, L, Ft, steps, tolerance):
-    """Make Newton steps for each row of L until its loss changes by `tolerance`; return the sum of -x log p."""
+    """Update rows of L by Newton steps until the loss changes by `tolerance`; return the sum of -x log p."""
     rows, k = L.shape
     K = Ft.shape[1]
     p, bits, x = _make_row_buffers(indptr)

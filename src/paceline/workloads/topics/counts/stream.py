@@ -37,7 +37,7 @@ def iterate_blocks(
 
 
 def _make_scanning_reader(counts: Any) -> Read:
-    """Make a reader that looks for nonzeros as it reads, until two blocks in a row have too few zeros."""
+    """Return a reader that looks for nonzeros as it reads, until two blocks in a row have too few zeros."""
     failed = 0 if hasattr(counts, "nonzero_rows") else MAX_FAILED_SCANS
 
     def read(first: int, last: int) -> DocumentBlock:

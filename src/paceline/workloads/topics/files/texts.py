@@ -185,7 +185,7 @@ def _describe_source(source: object) -> str:
 
 
 def is_text(path: Path) -> bool:
-    """Whether `read_counts` takes this path for texts."""
+    """Return whether `read_counts` reads this path as texts."""
     if path.is_dir():
         return not (path / MANIFEST).exists() and next(_iterate_text_files(path), None) is not None
     if path.suffix.lower() == ".parquet" and path.is_file():

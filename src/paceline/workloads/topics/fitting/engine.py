@@ -99,7 +99,7 @@ class AcceleratedEM:
         return (few[0] - few[-1]) / (self.window * self.check) / abs(self.losses[-1])
 
     def step(self, flag: bool = False) -> PassResult:
-        """Make one pass over all documents of all ranks. A flag that is set on one rank is seen by all."""
+        """Run one pass over all documents, all-reduced over ranks; a flag set on one rank is returned on all."""
         began = perf_counter()
         data_s = 0.0
         state = (self.moved, self.turned, self.drifted)  # of one rank, so that all decide the same

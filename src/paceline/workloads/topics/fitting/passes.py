@@ -62,7 +62,7 @@ class JoinedProducts:
 
 
 def make_pass(block: DocumentBlock, per_document: Tensor, q: Tensor, device: Any) -> DocumentPass:
-    """Make the pass over one block, its counts copied to `device`.
+    """Return the pass over one block, its counts copied to `device`.
 
     `per_document` are the counts of the block's documents, `q` the shares of the terms in the counts of all documents.
     """
@@ -81,14 +81,14 @@ def make_pass(block: DocumentBlock, per_document: Tensor, q: Tensor, device: Any
 
 
 def make_cpu_pass(block: DocumentBlock, share: Tensor) -> DocumentPass:
-    """Make the pass over one block, on as many threads as torch uses."""
+    """Return the pass over one block, on as many threads as torch uses."""
     if not isinstance(block.values, Csr):
         return CoreDensePass(torch.from_numpy(block.values))
     return CoreSparsePass(block.values, len(share))
 
 
 def make_device_pass(values: Any, per_document: Tensor, share: Tensor, per_term: Tensor | None = None) -> DocumentPass:
-    """Make the pass over counts on their device: rows, or the three parts of CSR.
+    """Return the pass over counts on their device: rows, or the three parts of CSR.
 
     `per_term` are the sums of these counts, where they are known.
     """
@@ -267,7 +267,7 @@ def zero_loss(device: Any) -> Tensor:
 
 
 def can_run_triton(device: Any) -> bool:
-    """Whether kernels can run: on a CUDA device, or on the CPU under Triton's interpreter (for tests)."""
+    """Return whether Triton kernels can run: on a CUDA device, or on the CPU under Triton's interpreter (for tests)."""
     if importlib.util.find_spec("triton") is None:
         return False
     return torch.device(device).type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
@@ -307,7 +307,8 @@ def copy_rows(values: np.ndarray, target: Tensor) -> None:
         target[first : first + len(piece)] = piece
 
 
-def sum_dense(counts: Tensor) -> tuple[Tensor, Tensor]:
+def sum_dense_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of dense counts (per document, per term) in float64, on their device."""
     if can_run_triton(counts.device) and counts.dtype in (torch.uint8, torch.uint16):
         from paceline.workloads.topics.fitting.triton_passes import sum_small_counts
 

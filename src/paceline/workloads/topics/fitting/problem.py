@@ -1,7 +1,7 @@
 """One rank's part of a fit: its documents, where their counts are kept, and the first point.
 
-A fit starts from topics of a sample, found by least squares or as the best of several tries. The sample depends on
-the documents and the seed alone, so that topics are the same on any number of ranks.
+A fit starts from topics of a sample, found by least squares or as the best of several tries. The sample depends on the
+documents, k, the seed, CPU or device, and free device memory; topics agree because rank 0 broadcasts its own.
 """
 
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ class FitProblem:
     alone: bool  # no other rank has a part of these counts, even if there is a process group
 
     def begin(self, k: int, options: FitOptions) -> AcceleratedEM:
-        """Make the first point: topics of a sample, the same on every rank, and rows of L for them."""
+        """Return the fit at its start: topics found on rank 0 and broadcast to all ranks, and rows of L for them."""
         Ft = torch.empty(self.counts.terms, k, device=self.device)
         if self.alone or dist.get_rank() == 0:
             all_here = isinstance(self.counts, DeviceCounts) and self.alone
@@ -168,14 +168,14 @@ def find_first_topics(
     counts: Counts,
     per_term: Any,
     k: int,
-    how: str = "auto",
+    start: str = "auto",
     seed: int = 0,
     device: torch.device = torch.device("cpu"),  # noqa: B008 - frozen
     everything: StartSample | None = None,
 ) -> Tensor:
-    """Return F transposed (terms, k); `everything`: all documents, if they are on the device."""
+    """Return the first F transposed (terms, k), each topic summing to 1; `everything`: all documents, on the device."""
     in_all = torch.as_tensor(per_term).to(device)
-    if how == "random":  # the terms' shares, each times a random number for every topic
+    if start == "random":  # the terms' shares, each times a random number for every topic
         random = torch.Generator().manual_seed(seed)
         Ft = torch.empty(counts.terms, k).exponential_(generator=random) * (in_all.cpu().float()[:, None] + 1e-3)
         return (Ft / Ft.sum(0)).to(device)
@@ -183,7 +183,7 @@ def find_first_topics(
     size = replace(size, counts=min(size.counts, get_free_device_bytes(device) // COUNT_BYTES))
     few, terms = _drop_unused_terms(sample_documents(counts, seed, least=2 * k, size=size))
     some = everything if few is counts and everything is not None else _load_sample(few, device)
-    by_squares = how == "least_squares" or (how == "auto" and not few.sparse)
+    by_squares = start == "least_squares" or (start == "auto" and not few.sparse)
     by_squares = by_squares and k <= min(few.documents, few.terms)
     Ft = torch.zeros(counts.terms, k, device=device)
     if by_squares:

@@ -143,13 +143,13 @@ def get_free_device_bytes(device: torch.device) -> int:
 
 
 def sum_counts(counts: DeviceCounts) -> tuple[Tensor, Tensor]:
-    return passes.sum_sparse(counts.values, counts.terms) if counts.sparse else passes.sum_dense(counts.values)
+    return passes.sum_sparse(counts.values, counts.terms) if counts.sparse else passes.sum_dense_counts(counts.values)
 
 
 def make_device_passes(
     counts: DeviceCounts, per_document: Tensor, per_term: Tensor, share: Tensor
 ) -> passes.ReadPasses:
-    """Make the passes over all documents: one if its scratch memory fits beside them, else over some at a time.
+    """Return the passes over all documents: one if its scratch memory fits beside them, else over some at a time.
 
     Scratch memory is a copy of dense counts in whole tiles, or the sort of sparse ones by term. `per_term` are sums of
     these documents, `share` is of all ranks.

@@ -17,7 +17,7 @@ from paceline.workloads.topics.fitting import triton_kernels as kernels
 from paceline.workloads.topics.fitting.passes import (
     LEAST_SHARE,
     keep_or_normalise,
-    sum_dense,
+    sum_dense_counts,
     sum_sparse_terms,
     zero_loss,
 )
@@ -296,7 +296,7 @@ class DensePass:
     @functools.cached_property
     def of_shares(self) -> Tensor:
         """sum x log q, which the kernels leave out of the loss."""
-        per_term = sum_dense(self.counts)[1] if self.per_term is None else self.per_term
+        per_term = sum_dense_counts(self.counts)[1] if self.per_term is None else self.per_term
         return per_term[: len(self.share)] @ self.share.double().log()
 
     def multiply(self, B: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class TopicFit:
     def of(
         cls, fit: "AcceleratedEM", counts: Counts, LF: Sequence[np.ndarray], loss: float, seconds: float, settings: Any
     ) -> "TopicFit":
-        """Make the result of a fit that has ended; L and F are those of all ranks."""
+        """Build the result of a fit that has ended; L and F are those of all ranks."""
         terms, names = (None if given is None else list(given) for given in (counts.vocabulary, counts.names))
         L, F = LF
         ended = (fit.passes, fit.converged, fit.end_words(), seconds)

@@ -154,7 +154,7 @@ def _find_texts(source: Any) -> str | Path | list[str] | None:
 
 
 def _is_path(text: str) -> bool:
-    """Whether a string is a path: it exists, or is one word with a known suffix."""
+    """Return whether a string is a path: it exists, or is one word with a known suffix."""
     if text.lower().endswith(FILES) and len(text.split()) == 1:
         return True
     return ("/" in text or "." in text) and os.path.exists(os.path.expanduser(text))
