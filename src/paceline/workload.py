@@ -317,7 +317,7 @@ class OwnLoop(Workload):
     """A script with its own loop, which calls the run instead of being called by it."""
 
     def drive(self, layout: Layout, rank_info: Any, show: bool, folder: Any) -> tuple[Path, Any]:
-        """Be one rank from start to end, with the arguments of `run_rank`; return (run folder, summary)."""
+        """Run one rank from start to end, with the arguments of `run_rank`; return (run folder, summary)."""
         raise NotImplementedError
 
 
@@ -390,7 +390,7 @@ class Passes(Protocol):
     def meta(self) -> dict[str, Any]: ...
 
     def load_state(self, meta: Mapping[str, Any]) -> None:
-        """Take over the saved state, once it was read into the tensors of `allocate_state`."""
+        """Restore the saved state, once it was read into the tensors of `allocate_state`."""
 
     def equations(self, ranks: int) -> list[str]: ...
 

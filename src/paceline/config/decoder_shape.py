@@ -30,7 +30,7 @@ class DecoderShape:
 
     @classmethod
     def of(cls, preset: str, given: Mapping[str, Any], vocab: int, sequence: int) -> "DecoderShape":
-        """Lay the given sizes over a preset, for data of `vocab` tokens in samples of `sequence`."""
+        """Return the shape of a preset with the given sizes, for data of `vocab` tokens in samples of `sequence`."""
         sizes = {**PRESETS[preset], **given}
         if missing := [f"model.{name}" for name in ("width", "heads", "layers") if name not in sizes]:
             others = ", ".join(name for name in PRESETS if name != preset)

@@ -340,7 +340,7 @@ class Parallel(Section):
     @model_validator(mode="before")
     @classmethod
     def _split_range(cls, values: Any) -> Any:
-        """Take `ranks: 2..8` for 8 ranks, of which 2 are enough."""
+        """Read `ranks: 2..8` as 8 ranks, of which 2 are enough."""
         words = str(values.get("ranks")).split("..") if isinstance(values, Mapping) else []
         if len(words) != 2 or not all(map(str.isdecimal, words)):
             return values

@@ -52,7 +52,7 @@ def find_user_code(values: Mapping[str, Any], folder: Path = Path(), depth: int 
 
 
 def _find_code_in_file(file: Path, depth: int) -> list[str]:
-    """Do the same for a run file that a spec names. One that cannot be read executes nothing."""
+    """Return the code that a run file named by a spec executes; none if it cannot be read."""
     if depth > MAX_NESTING:
         return [str(file)]
     with suppress(OSError, ValueError, RuntimeError, yaml.YAMLError):

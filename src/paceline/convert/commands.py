@@ -271,7 +271,7 @@ def _read_script_options(line: _CommandLine, script: str, words: list[str]) -> N
 
 
 def _translate_argument(value: Any) -> Translation:
-    """Judge an argument that only the script knows."""
+    """Translate an argument that only the script knows."""
     if is_unknown(value):
         return note(f"{AT_RUN_TIME}; write its value into data.arguments", review=True)
     return Translation(Outcome.KEPT, {"arguments": True}, "the script reads it itself")

@@ -170,7 +170,7 @@ def _divide_batch(draft: Draft, batch: int, by: int, *names: str) -> int:
 
 
 def _derive_schedule(draft: Draft) -> None:
-    """One length, and a warm-up that is a part of it."""
+    """Set one length of the run, and a warm-up that is a part of it."""
     lengths = {"train.steps", "train.epochs"}
     total = draft.value("total_steps")
     if lengths <= draft.claims.keys():
@@ -189,7 +189,7 @@ def _derive_schedule(draft: Draft) -> None:
 
 
 def _derive_intervals(draft: Draft) -> None:
-    """How often a run is evaluated and saved: in steps, or at the end of each epoch."""
+    """Set how often a run is evaluated and saved: in steps, or at the end of each epoch."""
     for by, steps, key in (
         ("evaluate_by", "evaluate_steps", "train.evaluate_every"),
         ("save_by", "save_steps", "train.checkpoint_every"),

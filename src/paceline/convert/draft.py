@@ -39,7 +39,7 @@ class ConvertedKey:
 
     @property
     def origin(self) -> str:
-        """Where the key is, for a message."""
+        """Return where the key is, for a message."""
         return f"{self.source} {self.key}" + ("" if self.given else ", not given")
 
     def as_json(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class ConvertedKey:
 
     @property
     def assignment(self) -> str:
-        """The same with its value: `ds.json train_batch_size=256`."""
+        """Return where the key is, with its value: `ds.json train_batch_size=256`."""
         value = str(self.value).lower() if isinstance(self.value, bool) else self.value
         return f"{self.origin}={value}" if self.given else self.origin
 
@@ -86,7 +86,7 @@ class Draft:
     """Quantities whose value only the running job knows, and who would give them."""
 
     def add_source(self, source: Settings) -> None:
-        """Judge every key of a source."""
+        """Translate and add every key of a source; raise UserError for a value that cannot be read."""
         values = flatten_keys(source.values)
         try:
             together = source.table.translate_together(values)

@@ -52,7 +52,7 @@ class KeyTable:
         return self.rule(key) is not None
 
     def translate_together(self, values: Mapping[str, Any]) -> Mapping[str, Translation]:
-        """Judge keys whose meaning depends on others; ValueError, with the key, for a value that cannot be read."""
+        """Translate keys whose meaning depends on others; ValueError, with the key, for a value that cannot be read."""
         return {}
 
     def translate_defaults(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Translation]]:
@@ -105,7 +105,7 @@ def _translate_meaning(one: Meaning) -> Translation:
 
 class TrainingArgumentsTable(KeyTable):
     def translate_together(self, values: Mapping[str, Any]) -> Mapping[str, Translation]:
-        """Judge the sections of a DeepSpeed configuration that is given in place of its file."""
+        """Translate the sections of a DeepSpeed configuration that is given in place of its file."""
         start, deepspeed = "deepspeed.", load_table("deepspeed")
         inner = {key.removeprefix(start): value for key, value in values.items() if key.startswith(start)}
         return {f"{start}{key}": found for key, found in deepspeed.translate_together(inner).items()}

@@ -77,7 +77,7 @@ def _read_call(node: ast.Call, source: Settings) -> Iterator[Settings]:
 
 
 def _translate_expression(table: KeyTable, key: str, text: str) -> Translation:
-    """Judge an argument that is not a literal: its rule counts if it does not look at the value."""
+    """Translate an argument that is not a literal: its rule counts if it does not look at the value."""
     rule = table.rule(key)
     if rule is not None:
         with suppress(Unreadable):

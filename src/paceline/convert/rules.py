@@ -152,7 +152,7 @@ def _switch(entry: Entry, value: Any) -> Translation:
 
 
 def _keep(entry: Entry, value: Any) -> Translation:
-    """What Paceline does in any case, if the value is one of `values`, or whatever it is without these."""
+    """Accept a value that Paceline has in any case: one of `values`, or any without these; reject others."""
     values, reason = entry.get("values", ()), entry["keep"]
     words = {text for known in values for text in (str(known).lower(), repr(known))}
     equal = isinstance(value, int | float) and value in values
@@ -193,7 +193,7 @@ def translate_offload_param(value: Any) -> Translation:
 
 
 def translate_loggers(value: Any) -> Translation:
-    """A name, a class path, or a list of names."""
+    """Translate a name, a class path, or a list of names."""
     if value is not None and not isinstance(value, str | list | bool):
         raise Unreadable("a name or a list of names")
     names = value if isinstance(value, list) else [value]
@@ -206,12 +206,12 @@ def translate_loggers(value: Any) -> Translation:
 
 
 def translate_bucket_size(value: Any) -> Translation:
-    """Elements of 4 bytes: gradients are fp32 here."""
+    """Translate elements of 4 bytes to MB: gradients are fp32 here."""
     return accept({"parallel.bucket_mb": parse_number(value) * 4 / 1e6}, "as MB of fp32")
 
 
 def translate_nodes(value: Any) -> Translation:
-    """A number of machines, or a range `2:4` of them."""
+    """Translate a number of machines, or a range `2:4` of them."""
     if isinstance(value, str) and (ends := re.fullmatch(r"(\d+)[:-](\d+)", value)):
         if ends[1] != ends[2]:
             return reject(f"{ends[1]} to {ends[2]} nodes: a run has one number of ranks, and resumes on any other")
@@ -251,7 +251,7 @@ def translate_gres(value: Any) -> Translation:
 
 
 def translate_strategy(value: Any) -> Translation:
-    """A strategy of Lightning, by its name or its class."""
+    """Translate a strategy of Lightning, by its name or its class."""
     text = str(value).lower().removesuffix("strategy").split(".")[-1]
     if stage := re.fullmatch(r"deepspeed_stage_([123])(_offload)?", text):
         claims: dict[str, Any] = {"parallel.strategy": f"zero{stage[1]}"}

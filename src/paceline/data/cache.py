@@ -63,7 +63,7 @@ def open_entry(entry: Path, read: ReadEntry[Opened], log: LogFn = ignore_log, ve
 
 @contextmanager
 def lock_entry(entry: Path, log: LogFn) -> Iterator[None]:
-    """Hold the lock of an entry. Without locks, as on some network file systems, two processes may both build it."""
+    """Hold an entry's lock and delete what dead processes left; without file locks, two processes may both build it."""
     waiting = f"corpus: another process is preparing {entry.name}; waiting for it"
     with ExitStack() as held:
         with _translate_disk_errors(entry.parent):

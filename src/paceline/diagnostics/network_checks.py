@@ -253,7 +253,7 @@ def measure_loopback_bits_s() -> float:
 
 
 def _measure_pair(a: int, b: int, peer: NodeAddress) -> PairRate:
-    """Ask for the time, then receive; the best of a few tries counts, since other programs only slow them down."""
+    """Measure clock offset and bandwidth to a peer; the best of a few tries counts: other programs slow them down."""
     rates: list[float] = []
     trips: list[tuple[float, float]] = []
     try:

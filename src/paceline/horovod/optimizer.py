@@ -136,7 +136,7 @@ class GradientExchange:
         return any(left != self.passes for left in self.left.values())
 
     def reset(self, passes: int) -> None:
-        """Expect this many backward passes before the next exchange."""
+        """Set the number of backward passes before the next exchange."""
         self.passes = passes
         self.left = dict.fromkeys(self.left, passes)
 

@@ -120,7 +120,7 @@ class Predictions:
 
     @property
     def pictures(self) -> dict[str, np.ndarray]:
-        """The columns of pictures: bytes [H, W] or [H, W, 3] for each input."""
+        """Return the columns of pictures: bytes [H, W] or [H, W, 3] for each input."""
         return {name: column for name, column in self.columns.items() if _has_pictures(column)}
 
     def rows(self) -> Iterator[dict[str, Any]]:

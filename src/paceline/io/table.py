@@ -104,7 +104,7 @@ def format_csv(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def _narrow_text(widths: list[int], longest: Mapping[int, int], room: int, gap: int) -> None:
-    """Take what is missing from the widest text columns, as long as their `longest` words are not broken."""
+    """Narrow the widest text columns in place until the table fits, or to their `longest` words."""
     for place in sorted(longest, key=lambda place: -widths[place]):
         missing = sum(widths) + gap * (len(widths) - 1) - room
         least = max(MIN_TEXT_WIDTH, min(longest[place], MAX_WORD_WIDTH))

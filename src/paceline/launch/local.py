@@ -92,7 +92,7 @@ class _RankProcess:
     failure: RankFailure | None = None
 
     def listen(self) -> None:
-        """Take the outcome, if it has arrived."""
+        """Receive the outcome, if it has arrived."""
         outcome = _receive(self.pipe)
         if isinstance(outcome, RankFailure):
             self.failure = self.failure or outcome  # what the launcher observed came first

@@ -61,7 +61,7 @@ class Diagnosis:
 
     @property
     def key(self) -> str:
-        """Its texts in advice.json."""
+        """Return the key of its texts in advice.json."""
         in_turn = self.cause is Cause.SLOW_RANK and not _is_uneven(self.row.loads.slowest)
         return IN_TURN if in_turn else self.cause
 
@@ -69,7 +69,7 @@ class Diagnosis:
 def diagnose(
     rows: Sequence[MeasuredRow | FailedRow], cores: int = 0, given: Mapping[str, Any] | None = None
 ) -> tuple[Finding, ...]:
-    """Name the largest loss of each row, unless its repeats are too far apart to tell."""
+    """Return what slows each row the most, unless its repeats are too far apart to tell."""
     base = find_reference(rows)
     return () if base is None else tuple(_diagnose_row(row, base, cores, given or {}) for row in drop_failed(rows))
 

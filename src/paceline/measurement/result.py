@@ -89,7 +89,7 @@ def group_step_terms(time: Any) -> dict[str, float]:
 
 
 def _build_planned_row(row: MeasuredRow, found: Any, speedup: float | None, calibrated: bool) -> PlannedRow:
-    """Put the planned terms beside a measured row, and name the term that is off most."""
+    """Return the planned terms of a measured row, and the term that is off most."""
     memory, on_cores = found.memory, found.where.cluster.device.synchronous
     terms, off = group_step_terms(found.time), ""
     differences = ((getattr(row.parts, name) - value, name) for name, value in terms.items())

@@ -75,7 +75,7 @@ class TimedRow:
 
     @property
     def noise(self) -> float:
-        """How far its repeats lie from their middle, relative to a step; 0 if it ran once."""
+        """Return how far its repeats lie from their middle, relative to a step; 0 if it ran once."""
         return (self.step_s_high - self.step_s_low) / 2 / self.step_s
 
 

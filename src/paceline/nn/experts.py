@@ -33,7 +33,7 @@ class Experts(nn.Module):
 
 
 def balance_by_bias(models: Sequence[Any], several: bool, wait: Callable[[], AbstractContextManager[object]]) -> None:
-    """Let models move the biases of experts after a step, by the tokens of all ranks."""
+    """Update the biases of experts after a step, by the tokens of each expert, all-reduced over ranks."""
     if not models:
         return
     load_LE = sum(model.expert_load for model in models)

@@ -52,7 +52,7 @@ class _Product(torch.autograd.Function):
 
 
 def quantise_linear(layer: nn.Linear) -> None:
-    """Make room for the weight of a linear layer in 4 bits; its values are read later."""
+    """Turn a layer into an NF4Linear whose 4-bit weight is allocated only; its values are read later."""
     rows, columns = layer.weight.shape
     packed = torch.empty(rows, columns // BLOCK * BLOCK_BYTES, dtype=torch.uint8, device=layer.weight.device)
     layer.__class__ = NF4Linear  # type: ignore[assignment]

@@ -32,7 +32,7 @@ class BatchLayers:
 
     @property
     def group(self) -> int:
-        """Samples that must stay together."""
+        """Return how many samples must stay together."""
         return self.norms[0].group if self.norms else 1
 
     def update_statistics(self, several: bool, timer: CollectiveTimer | None = None) -> None:

@@ -42,10 +42,10 @@ class GradientReduction:
         return {}
 
     def average_models(self, step: int, now: bool) -> None:
-        """Called after every step; `now`: the model is evaluated or saved next."""
+        """Average the models over ranks if due, after every step; `now`: the model is evaluated or saved next."""
 
     def average_state(self, moments: Iterable[Tensor]) -> None:
-        """Make the state of all ranks the same, before a checkpoint."""
+        """Average over ranks what differs between them, in place, before a checkpoint."""
 
 
 class HalfPrecisionReduction(GradientReduction):

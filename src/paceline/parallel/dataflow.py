@@ -70,7 +70,7 @@ class _Loss(nn.Module):
 
 
 def _compute_as_much(experts: Any, x_TD: Tensor, chosen_Tk: Tensor, scores_Tk: Tensor) -> Tensor:
-    """Stand for a mixture: as many products, without asking which expert a token goes to."""
+    """Compute as many products as a mixture, without asking which expert a token goes to."""
     found = torch.zeros_like(x_TD)
     for score, up, down in zip(scores_Tk.unbind(1), experts.gate_up_proj, experts.down_proj, strict=False):
         gate, value = F.linear(x_TD, up).chunk(2, -1)

@@ -110,7 +110,7 @@ def broadcast_model(model: nn.Module) -> None:
 
 
 def broadcast_buffers(buffers: Iterable[Tensor], layout: Layout) -> None:
-    """Use the main rank's buffers; stages of a pipeline keep their own."""
+    """Overwrite buffers by the main rank's; stages of a pipeline keep their own."""
     if dist.is_initialized() and layout.pipeline == 1:
         for buffer in buffers:
             dist.broadcast(buffer, src=0)

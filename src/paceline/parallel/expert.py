@@ -25,7 +25,7 @@ from paceline.runlog.timers import CollectiveTimer
 
 
 def divide_experts(model: nn.Module, mesh: DeviceMesh, timer: CollectiveTimer) -> None:
-    """Leave each rank its experts, and let tokens go where theirs are."""
+    """Replace the experts of a model by this rank's, and send tokens to the ranks of theirs in each forward pass."""
     group = ExpertGroup(mesh, timer)
     # not compiled: asks how many tokens each rank gets
     dispatch = torch.compiler.disable(group.send), torch.compiler.disable(group.compute)

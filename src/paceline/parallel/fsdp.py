@@ -84,7 +84,7 @@ def shard_model(
 
 
 def return_freed_memory() -> None:
-    """Let gathered layers on CPU cores be freed: glibc keeps blocks between others."""
+    """Set the allocator of this process to return gathered layers on CPU cores: glibc keeps blocks between others."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 19)
 

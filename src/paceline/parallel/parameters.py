@@ -179,7 +179,7 @@ class LocalParameters(Sequence[LocalParameter]):
         self._after_gradients()
 
     def complete_gradients(self) -> None:
-        """Give parameters that took no part in the loss a gradient of 0."""
+        """Set a gradient of 0 on parameters that took no part in the loss."""
         for part in self._all:
             if part.data.grad is None:
                 part.data.grad = torch.zeros_like(part.data)

@@ -156,7 +156,7 @@ class Pipeline(nn.Module):
 
 
 def _forget_trial(calls: Iterator[int], stage: Any, inputs: Any) -> None:
-    """Forget the tokens of the first call in training, by which torch learns shapes."""
+    """Reset the counts of tokens of the first call in training, by which torch learns shapes."""
     if stage.training and next(calls) == 1:
         stage.expert_load.zero_()
 

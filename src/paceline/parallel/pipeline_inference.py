@@ -70,7 +70,7 @@ class Cut:
         return [layer for layer in found if not isinstance(layer, Absent)]
 
     def keep_stage(self, model: nn.Module, stage: int) -> None:
-        """Leave a model the parts of one stage."""
+        """Remove from a model all parts but those of one stage."""
         held = self.held_by(stage)
         for name, module in self.parts.items():
             if name not in held:

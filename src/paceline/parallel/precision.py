@@ -75,7 +75,7 @@ class Scaler:
 
 
 def use_fp8(blocks: Iterable[nn.Module], device: torch.device) -> None:
-    """Let the linear layers of these blocks multiply in fp8."""
+    """Turn linear layers whose sides fit into Fp8Linear; raise UserError if the CUDA device has no fp8."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < MIN_FP8:
         reason = f"{torch.cuda.get_device_name(device)} has no fp8 products; use bf16"
         raise reject_value("train.precision", "fp8", reason, "unavailable")

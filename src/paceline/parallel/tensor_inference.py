@@ -70,7 +70,7 @@ class InferredRules:
                 module.weight = shared.setdefault(id(whole), module.weight)
 
     def divide_attention(self, mesh: DeviceMesh, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """Let attention whose heads are on axis 2 be computed by each rank for its own."""
+        """Return `attend`, wrapped so that each rank computes its own of the heads on axis 2."""
         return partial(attend_by_head, mesh, attend, 2)
 
     def words(self) -> str:
@@ -199,7 +199,7 @@ def _attend_by_head(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, None]:
-    """Do what torch's module does, with the heads of this rank and without weights."""
+    """Return what torch's module does, from this rank's heads and without attention weights."""
     outer, PASS.site = PASS.site, getattr(module, SITE, PASS.site)
     ranks, rank, partial_sum = mesh.size(), mesh.get_local_rank(), Partial()
     weights = [module.in_proj_weight] + ([] if module.in_proj_bias is None else [module.in_proj_bias])

@@ -50,7 +50,7 @@ class Band:
 
 
 def name_situation(pipeline: int, tensor: int, zero: int, ranks: int) -> str:
-    """Name how work is spread, as far as errors of the plan depend on it."""
+    """Return how work is spread, as far as errors of the plan depend on it."""
     if pipeline > 1:
         return "pipeline"
     if tensor > 1:
@@ -121,7 +121,7 @@ class PricedLayout:
 
     @property
     def tight(self) -> bool:
-        """May not fit: the estimate does, and the upper end of its band does not."""
+        """Return whether it may not fit: the estimate does, and the upper end of its band does not."""
         return self.fits and self.memory_band_bytes[1] > self.capacity_bytes
 
     def find_band(self, quantity: Quantity) -> Band:
@@ -197,7 +197,7 @@ class RejectedFamily:
 
     @property
     def parts(self) -> int:
-        """Words that the family's name joins: the fewer, the simpler."""
+        """Return how many words the family's name joins: the fewer, the simpler."""
         return self.family.count(" + ") + 1
 
     @property
@@ -208,7 +208,7 @@ class RejectedFamily:
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Key of rejections that are alike, of which one is shown."""
+        """Return the key of rejections that are alike, of which one is shown."""
         memory = self.code in (RejectReason.MEMORY, RejectReason.MEMORY_OFFLOADED)
         return (RejectReason.MEMORY, self.facts["term"]) if memory else (self.code,)
 

@@ -41,10 +41,7 @@ class PlanWording:
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel(ABC):
-    """All that prices depend on besides layout and cluster.
-
-    Layouts of one family differ in micro-batch, recomputation and offload alone.
-    """
+    """What prices depend on besides layout and cluster. A family: alike but for micro-batch, recomputation, offload."""
 
     name: str
     workload: str
@@ -79,7 +76,7 @@ class CostModel(ABC):
 
     @property
     def divides_samples_only(self) -> bool:
-        """Every rank needs a sample, so there cannot be more ranks than samples in a step."""
+        """Return whether every rank needs a sample, so that there cannot be more ranks than samples in a step."""
         return True
 
     @abstractmethod
@@ -111,7 +108,7 @@ class CostModel(ABC):
     def price(self, layout: Layout, where: PricedCluster) -> PricedLayout: ...
 
     def timeline(self, price: PricedLayout) -> Timeline | None:
-        """Play one step of a layout event by event; None for work that has no such steps."""
+        """Simulate one step of a layout event by event; None for work that has no such steps."""
         return None
 
     def pauses_s(self, price: PricedLayout) -> dict[str, float]:
@@ -171,7 +168,7 @@ def build_cost_model(spec: RunSpec, samples: int | None = None, tokens: float | 
 
 
 def split_rows(rows: int, ranks: int) -> Layout:
-    """Give each rank the next part of the rows, which it passes over whole."""
+    """Return the layout that gives each rank the next part of the rows, which it passes over whole."""
     return Layout("ddp" if ranks > 1 else "single", ranks, rows, -(-rows // ranks))
 
 

@@ -343,7 +343,7 @@ def _tensor_bytes(tensors: Any) -> float:
 
 
 def _sums_columns(x: Tensor, out: Tensor) -> bool:
-    """Whether rows are summed, rather than the values in a row."""
+    """Return whether rows are summed, rather than the values in a row."""
     return out.numel() < x.numel() and out.dim() > 0 and x.shape[-1] > 1 and out.shape[-1] == x.shape[-1]
 
 

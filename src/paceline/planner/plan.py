@@ -88,7 +88,7 @@ class Plan(Tabular):
 
     @functools.cached_property
     def ceilings(self) -> SpeedupCeilings | None:
-        """The serial part is what a step costs as its batch goes to nothing: a line through one and two samples."""
+        """Return the limits of speedup; the serial part is a step without samples, by a line through one and two."""
         if self.base is None:
             return None
         layout, where, whole_s = self.base.layout, self.base.where, self.base.step_s
@@ -100,7 +100,7 @@ class Plan(Tabular):
 
     @functools.cached_property
     def links(self) -> LinkLimits | None:
-        """What the links between devices decide; None if nothing travels over them."""
+        """Return what the links between devices decide; None if nothing travels over them."""
         return find_link_limits(self)
 
     @functools.cached_property
@@ -109,7 +109,7 @@ class Plan(Tabular):
 
     @functools.cached_property
     def timeline(self) -> Timeline | None:
-        """A step of the chosen layout, played event by event; None if there is none."""
+        """Return a simulated step of the chosen layout; None if there is none."""
         return self.cost_model.timeline(self.chosen.price) if self.chosen else None
 
     def as_trace(self) -> dict[str, Any]:

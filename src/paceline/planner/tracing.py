@@ -214,7 +214,7 @@ def _trace_model(
 
 
 def _list_trace_modes(workload: Workload, batches: Sequence[Any]) -> Iterator[tuple[str, TraceMode]]:
-    """To run a model, the quickest first.
+    """Yield modes to run a model in, the quickest first.
 
     Code that asks a tensor for its values, as Keras does for its seeds, cannot be run on fake ones: however large it
     is, the real model is.
@@ -260,7 +260,7 @@ def _trace_pass(mode: TraceMode, model: nn.Module, workload: Any, batch: Any, sp
 
 
 def _groups(spec: RunSpec) -> bool:
-    """Whether a pass holds several groups of batch norm, as far as a run file without a layout shows."""
+    """Return whether a pass holds several groups of batch norm, as far as a run file without a layout shows."""
     wanted, samples = spec.train.batchnorm_group, spec.parallel.micro_batch or spec.train.global_batch
     return wanted not in ("as_is", "sync") and samples > (wanted if isinstance(wanted, int) else MAX_GROUP)
 

@@ -145,12 +145,12 @@ class Progress:
         self.say(f"evaluated at step {number(event.get('step', 0))}{on}: {metrics}{poor}")
 
     def saved(self, event: Mapping[str, Any]) -> None:
-        """Note how long training waited for a checkpoint."""
+        """Record how long training waited for a checkpoint, and exclude that from the rate."""
         self._checkpoint_s = event.get("checkpoint_s") or 0.0
         self._pace.paused_s += self._checkpoint_s
 
     def ended(self, event: Mapping[str, Any]) -> None:
-        """Note that the run ends, possibly before all steps are done."""
+        """Record that the run ends, possibly before all steps are done."""
         self._ended, self._shown = True, None
 
     def _left_s(self, step: int) -> float:

@@ -133,7 +133,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock(self, log: LogFn, patience_s: float = math.inf) -> Iterator[RunDir]:
-        """Let only one process train the run; wait a while for the ranks of a killed launcher to end.
+        """Hold the run's lock: one process may train it; wait a while for the ranks of a killed launcher to end.
 
         Yields the run as its ranks get it: they inherit the lock, so that they hold it longer than a killed launcher.
         """

@@ -65,7 +65,7 @@ class ScriptRun(ABC):
 
     @abstractmethod
     def step(self, loss_sum: Tensor, count: float | Tensor) -> None:
-        """Take the sum of a batch's losses and their number; the last pass of a global batch updates the model."""
+        """Backpropagate the sum of a batch's `count` losses; the last pass of a global batch updates the model."""
 
     def epochs(self) -> Iterator[int]:
         """Yield the remaining epochs, counted from 0; the first may be partly done."""

@@ -127,7 +127,7 @@ class ScriptLoop:
             self._save_checkpoint()
 
     def finish_step(self) -> None:
-        """Do what the newest step requires, unless it was done."""
+        """Save a checkpoint if the newest step requires it, and set `stopped`; do nothing the second time."""
         actions = self.actions
         if actions is None:
             return

@@ -171,7 +171,7 @@ class Script(OwnLoop):
         return self.sums(*batch) if isinstance(batch, tuple | list) else self.sums(batch)
 
     def goodness(self, metrics: Mapping[str, Any]) -> float:
-        """Rank by what `run.evaluate` was given, else by a low loss, else by the first metric."""
+        """Return the score by what `run.evaluate` was given, else by a low loss, else by the first metric."""
         numbers = [name for name, value in metrics.items() if isinstance(value, int | float)]
         first = next((name for name in numbers if name not in ("n", "of")), "loss")
         vars(self)["score"] = self.callback_state.get(SCORE) or ("-loss" if "loss" in numbers else first)

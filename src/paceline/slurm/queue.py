@@ -89,7 +89,7 @@ class QueueComparison:
 
 
 def compare_queue(spec: RunSpec, site: SiteFile, asked: JobOptions, counts: Sequence[int] = ()) -> QueueComparison:
-    """Ask for the expected start of the run on each number of nodes (doublings up to what a job may have)."""
+    """Query Slurm for the expected start of the run on each number of nodes (doublings up to what a job may have)."""
     commands.require_slurm()
     partitions = commands.list_partitions()
     site = find_site_partition(site, asked, partitions)

@@ -153,7 +153,7 @@ def _fit_epochs(
 
 
 def _begin_scattered(problem: FitProblem, k: int, num_epochs: int) -> AcceleratedEM:
-    """Begin near the optimum for every seed, scattered, so that seeds differ as users expect."""
+    """Return a fit that starts near the optimum, scattered by the seed of rank 0, so that seeds differ as expected."""
     drawn = int(torch.randint((1 << 31) - 1, ()))
     seed = drawn if problem.alone else broadcast_from_main(lambda: drawn)
     options = FitOptions(seed=seed, passes=num_epochs)

@@ -167,7 +167,7 @@ def check_replicas(tensors: Mapping[str, Tensor], layout: Layout, step: int, ord
 
 
 def _describe_odd_ranks(values: Mapping[int, int], everyone: Sequence[tuple[str, Any]], step: int) -> RunFailed:
-    """Name the ranks unlike most others, and the first such tensor."""
+    """Return the error that names the ranks unlike most others, and the first tensor that differs."""
     common, count = Counter(values.values()).most_common(1)[0]
     decided = 2 * count > len(values)
     odd = [rank for rank, value in values.items() if value != common or not decided]

@@ -80,11 +80,11 @@ class Job(ABC):
     @property
     @abstractmethod
     def end(self) -> str:
-        """How a finished job came to its end, for people."""
+        """Return how a finished job came to its end, for people."""
 
     @property
     def stop_reason(self) -> str:
-        """Why the job is done before its last step; "" if it is not."""
+        """Return why the job is done before its last step; "" if it is not."""
         return ""
 
     def describe_length_change(self, old: Train) -> str:

@@ -163,7 +163,7 @@ class SavedWeights:
 
     @cached_property
     def like(self) -> Mapping[str, Tensor]:
-        """Tensors of the same shapes and types without memory."""
+        """Return tensors of the same shapes and types without memory."""
         there = self.metadata.state_dict_metadata
         each = ((name, there[self.names[name]]) for name in sorted(self.names))
         return {name: torch.empty(one.size, dtype=one.properties.dtype, device="meta") for name, one in each}
@@ -243,7 +243,7 @@ class WeightInitializer:
 
     @cached_property
     def _weights(self) -> tuple[Weights, str]:
-        """The weights and their digest; UserError if nodes have others."""
+        """Return the weights and their digest, compared over all ranks; raise UserError if nodes have others."""
         path = self.path
         assert path is not None
         weights = broadcast_from_main(lambda: open_weights(path))

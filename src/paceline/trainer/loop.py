@@ -159,6 +159,7 @@ class GradientJob(Job):
         return score
 
     def save(self, score: float | None) -> None:
+        """Average over ranks, raise if replicas differ, start writing a checkpoint, and set when the next is due."""
         self.context.beat("checkpoint", self.state.step)
         began = perf_counter()
         self.state.average_over_ranks()

@@ -136,7 +136,7 @@ def open_run(
 
 
 def fit_to_launcher(spec: RunSpec, rank_info: RankInfo) -> RunSpec:
-    """Take over the launcher's number of ranks; raise UserError if the run file has another."""
+    """Return the spec with the launcher's number of ranks; raise UserError if the run file has another."""
     ranks, world = spec.parallel.ranks, rank_info.world
     if world == ranks:
         return spec

@@ -270,7 +270,7 @@ def build_recorded_step(
 
 
 def get_compiler_options() -> dict[str, bool]:
-    """Keep sums over rows and columns in two kernels: one took twice as long."""
+    """Return options that keep sums over rows and columns in two kernels: one took twice as long."""
     name = "triton.mix_order_reduction"
     return {name: False} if name in torch._inductor.list_options() else {}
 

@@ -180,7 +180,7 @@ class SplitExperiment:
         return not _is_close(whole.total / max(whole.count, 1), total / max(count, 1))
 
     def _statistics(self, apart_without: bool) -> list[FoundCause]:
-        """Look at the loss and at the buffers: a norm of single samples keeps statistics too."""
+        """Return norms that change the loss, or whose buffers differ: a norm of single samples keeps statistics too."""
         if not self.statistics:
             return []
         with _evaluation_mode(self.dropout):
@@ -216,7 +216,7 @@ class SplitExperiment:
         return [FoundCause(LayoutCause.OWN_DRAWS, tuple(found))] if found else []
 
     def _loss(self) -> list[FoundCause]:
-        """Without randomness: is it a mean, a wrong count, or samples that are mixed?"""
+        """Return the cause if losses differ without randomness: a mean, a wrong count, or samples that are mixed."""
         if not self.apart():
             return []
         whole, parts = self.loss(), [self.loss(part) for part in self.parts]

@@ -80,7 +80,7 @@ class Sweep:
 
     @property
     def rows(self) -> list[TrialRow]:
-        """Best first, with halving the longest first; then rows without a score."""
+        """Return rows, the best first, with halving the longest first; then rows without a score."""
         scored = [row for row in self.trials if row.score is not None]
         others = [row for row in self.trials if row.score is None]
         return [*sorted(scored, key=lambda row: (-(row.length or 0), -self.goodness(row.score or 0.0))), *others]
@@ -183,7 +183,7 @@ class SweepPlan:
 
     @property
     def lengths(self) -> list[int]:
-        """Lengths of the parts of a trial: one, or with halving a third of a third of … the whole."""
+        """Return the lengths of the parts of a trial: one, or with halving a third of a third of … the whole."""
         whole = length_of(self.spec.train)[1]
         parts = int(math.log(max(1, self.trials), FACTOR) + 1e-9) if self.halving else 0
         return sorted({max(1, round(whole / FACTOR**part)) for part in range(parts + 1)})

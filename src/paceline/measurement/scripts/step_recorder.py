@@ -144,7 +144,7 @@ class StepRecorder:
         self.noted.append([kind, begin, self.mark(), detail])
 
     def note_until_done(self, kind: str, begin: Any, future: Any, detail: Any = None) -> None:
-        """Note what is in flight now, in this step, whenever another thread hears of its result."""
+        """Record an operation in flight, in this step; mark its end when another thread hears of its result."""
         note: Note = [kind, begin, None, detail]
         self.noted.append(note)
         future.add_done_callback(lambda future: note.__setitem__(2, self.mark()))

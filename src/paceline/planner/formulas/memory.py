@@ -25,12 +25,12 @@ class DeviceMemory:
 
     @property
     def host_bytes(self) -> float:
-        """In host memory, of one rank."""
+        """Return the bytes in host memory, of one rank."""
         return 0.0
 
     @property
     def disk_bytes(self) -> float:
-        """Left on disk, of one rank."""
+        """Return the bytes left on disk, of one rank."""
         return 0.0
 
     @property
@@ -39,7 +39,7 @@ class DeviceMemory:
 
     @property
     def allocated_bytes(self) -> float:
-        """What the framework's allocator hands out at the peak: the number that torch reports."""
+        """Return what the framework's allocator hands out at the peak: the number that torch reports."""
         return self.total_bytes - sum(getattr(self, name, 0.0) for name in ("context_bytes", "lost_bytes"))
 
     def held_bytes(self, device: Device) -> float:

@@ -27,7 +27,7 @@ class DtypeSizes:
 
     @property
     def updated_bytes(self) -> float:
-        """Touched by an update, per parameter: weights and states read and written, gradients read for a norm too."""
+        """Return the bytes an update touches per parameter: weights and states twice, gradients also for a norm."""
         return 2 * (self.weight_bytes + self.state_bytes) + 3 * self.gradient_bytes
 
 
@@ -125,12 +125,12 @@ class Placement:
 
     @property
     def shards(self) -> int:
-        """Parts into which states are divided: devices that share a sequence hold different ones."""
+        """Return into how many parts states are divided: devices that share a sequence hold different ones."""
         return self.shard * self.context
 
     @property
     def data(self) -> int:
-        """Groups that see different samples."""
+        """Return the number of groups that see different samples."""
         return self.replicate * self.shard
 
 

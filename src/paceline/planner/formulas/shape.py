@@ -148,12 +148,12 @@ class BlockShape:
 
     @property
     def cast_params(self) -> float:
-        """Kept in full, and cast where products are in 16 bits."""
+        """Return the parameters kept in full, and cast where products are in 16 bits."""
         return self.params - self.half_params - self.table_params - self.packed_params
 
     @property
     def stored_params(self) -> float:
-        """By the bytes they take, in full ones."""
+        """Return the parameters by the bytes they take, in full ones."""
         return self.params - self.half_params / 2 - self.packed_params * (1 - PACKED_BYTES / 4)
 
     def elsewhere(self, expert: int) -> float:

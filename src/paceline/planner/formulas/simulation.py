@@ -1,4 +1,4 @@
-"""Play one step event by event: what each stage computes and sends, as lanes of a timeline."""
+"""Simulate one step event by event: what each stage computes and sends, as lanes of a timeline."""
 
 import heapq
 import math
@@ -80,7 +80,7 @@ class _Pass:
 
 
 def simulate_step(pricer: StepPricer) -> Timeline:
-    """Play a step on all stages: its first micro-batches, the rest as long as the last of those."""
+    """Simulate a step on all stages: its first micro-batches, the rest as long as the last of those."""
     placement, passes = pricer.placement, pricer.placement.accumulate
     each = placement.pipeline
     played = min(passes, PLAYED * each)

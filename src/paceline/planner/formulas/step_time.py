@@ -147,7 +147,7 @@ class StepPricer:
 
     @property
     def collectives(self) -> float:
-        """Per pass, where each layer has its own."""
+        """Return the collectives of a pass, where each layer has its own."""
         return max(b.repeat for b in self.blocks) / self.placement.pipeline + 2
 
     def price(self) -> StepTime:

@@ -221,7 +221,7 @@ def collect_extra(extra: Mapping[str, Stateful], tensors: bool) -> dict[str, Any
 
 
 def restore_extra(checkpoint: Checkpoint, extra: Mapping[str, Stateful]) -> None:
-    """Give each object of a script the state that it had when the checkpoint was saved."""
+    """Load into each object of a script the state that it had when the checkpoint was saved."""
     if not extra:
         return
     values: dict[str, Any] = dict(checkpoint.meta.get(EXTRA_KEY, {}))

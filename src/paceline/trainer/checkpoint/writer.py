@@ -237,7 +237,7 @@ def _describe_lost_rank(step: int, error: BaseException) -> str:
 
 
 def _delete_checkpoint(path: Path) -> None:
-    """Rename first, so that a half-deleted checkpoint is never mistaken for a damaged one."""
+    """Rename and delete a checkpoint, so that a half-deleted one is never mistaken for a damaged one."""
     doomed = path.with_name(f".{path.name}.deleting")
     if doomed.exists():
         shutil.rmtree(doomed)

@@ -190,7 +190,7 @@ class ZeroState(State):
             self.moments = []
 
     def allocate(self) -> None:
-        """Give the optimiser its state, at zero, on the flat parts that ZeRO made."""
+        """Allocate the optimiser's state, at zero, on the flat parts that ZeRO made."""
         for flat in self._list_flat_weights():
             state = {key: torch.zeros_like(flat) for key in self.moments}
             if self.counts:
@@ -200,7 +200,7 @@ class ZeroState(State):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def tensors(self) -> dict[str, Any]:
-        """Put together what this rank writes, in host memory; of the rest the shape alone."""
+        """Return a checkpoint's tensors, gathered from all ranks: those this rank writes, of others the shape alone."""
         described = self._described()
         mine = set(select_own_tensors(flatten_state(described), dist.group.WORLD))
         model, optim = described["model"], described["optim"]
@@ -279,7 +279,7 @@ class ZeroState(State):
             self.engine.optimizer.update_lp_params()
 
     def _put(self, p: Any, value: Tensor, key: str | None = None) -> None:
-        """Keep this rank's part of a whole tensor."""
+        """Set this rank's part of a weight, or of its moment `key`, from the whole tensor."""
         from deepspeed import utils
 
         set_weight, set_moment = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state

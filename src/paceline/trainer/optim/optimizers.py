@@ -244,7 +244,7 @@ def can_spread(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def run_spread_step(optimizer: Any) -> None:
-    """Do the step of a fused Adam in small pieces on several streams."""
+    """Run the step of a fused Adam in small pieces on several CUDA streams."""
     groups = [(group, list(_split_state(optimizer, group))) for group in optimizer.param_groups]
     counts = [optimizer.state[p]["step"] for group, _ in groups for p in group["params"] if p.grad is not None]
     torch._foreach_add_(counts, 1)
@@ -308,7 +308,7 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let the model compute with the average; afterwards it has its own weights again."""
+        """Swap the average into the model while entered; afterwards it has its own weights again."""
         self._swap_weights()
         try:
             yield

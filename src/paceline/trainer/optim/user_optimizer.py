@@ -37,7 +37,7 @@ def build_user_optimizer(
 def take_over_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], peak: float, local: LocalParameters, strategy: str
 ) -> None:
-    """Let a script's optimiser update this rank's parts; `names` are by the id of a parameter."""
+    """Replace the parameters of a script's optimiser by this rank's parts; `names` are by the id of a parameter."""
     mine = {part.name: part.data for part in local}
     groups = []
     for group in optimizer.param_groups:

@@ -95,7 +95,7 @@ def pack_batch(batch: Any, buffers: PinnedBuffers) -> PackedBatch:
 
 
 def pack_ids(ids: np.ndarray, buffers: PinnedBuffers) -> PackedBatch:
-    """Do what `pack_batch` does for a tensor of ids, in a fraction of its time."""
+    """Pack a tensor of ids into pinned memory as `pack_batch` does, in a fraction of its time."""
     row = buffers.row(ids.nbytes)
     row.numpy().view(np.int64)[:] = ids
     return PackedBatch(row, ((torch.int64, ids.shape),), LEAF)

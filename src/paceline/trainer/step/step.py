@@ -206,7 +206,7 @@ class Step:
 
     @property
     def times_made(self) -> int:
-        """How often a part was compiled so far, or the whole was recorded."""
+        """Return how often a part was compiled so far, or the whole was recorded."""
         return count_compilations()
 
     @property
@@ -226,7 +226,7 @@ class Step:
         return self.with_keys(make_collate(padded, pin), rows)
 
     def with_keys(self, collate: Collate, rows: int = 0) -> Collate:
-        """Give batches the keys of their rows, if the model has layers that use them."""
+        """Return `collate`, wrapped to add the keys of rows if the model has layers that use them."""
         return add_keys(collate, rows) if self.state.model.batch_layers else collate
 
     def _divide(self, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -300,7 +300,7 @@ class Step:
         return stack_loss_and_count(total, count, weight)
 
     def finish(self, found: Tensor, samples: int, stop: bool) -> Tensor:
-        """Sum (sum of losses, count) over ranks, and update the weights."""
+        """All-reduce the sums and update the weights; return (sum of losses, count, gradient norm, stops asked for)."""
         model, self.local_sums = self.state.model, found
         model.batch_layers.update_statistics(not model.reduction.own_models, self.timer)
         reject_unused_parameters(model.net, model.local_parameters)
@@ -316,7 +316,7 @@ class Step:
         return torch.stack([*totals[:2], norm.double(), totals[2]])
 
     def _finish_own_model(self, found: Tensor, samples: int, stop: bool) -> Tensor:
-        """Do the same for a model of each rank; none applies what is not finite on one."""
+        """Finish a step of models that differ by rank: all-reduce its totals and update, unless one is not finite."""
         square = self.state.model.local_parameters.sum_squared_gradients()
         factor = samples / (get_divisor(found[1]) * self.state.scaler.scale)
         totals = torch.cat([found, found.new_full((1,), float(stop)), (square * factor.square())[None]])

@@ -113,7 +113,7 @@ def hash_run(path: Path) -> str:
 
 
 def name_members(paths: Sequence[Path]) -> list[str]:
-    """Name each by its file or folder; a name that is taken gets a number."""
+    """Return a name for each member, of its file or folder; a name that is taken gets a number."""
     found: list[str] = []
     for path in paths:
         stem = path.stem if path.suffix in (".yaml", ".yml") else path.name

@@ -203,7 +203,7 @@ class SummedMetrics:
         return found
 
     def _resolve(self, output: Any, y: Any) -> None:
-        """Make the metrics as Keras does: what "accuracy" means depends on the shapes."""
+        """Build the metrics as Keras does: what "accuracy" means depends on the shapes."""
         from keras.src.trainers.compile_utils import get_metric
 
         for given in self.given:

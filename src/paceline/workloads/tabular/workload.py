@@ -64,7 +64,7 @@ class TableNet(nn.Module):
 
     @torch.no_grad()
     def scale_to(self, rows: RowSplit, of_numbers: bool) -> "TableNet":
-        """Take means, spreads and bins from training rows."""
+        """Set means, spreads and bins from training rows, and return the model."""
         most = self.cuts.shape[1]
         for place, number in enumerate(self.numbers):
             column = np.asarray(rows.X[:SCALED_ROWS, number], np.float64)

@@ -108,7 +108,7 @@ class LightGBMRounds:
         """Do nothing: there is one rank."""
 
     def load(self, raw: bytes, done: int) -> None:
-        """Note how many rounds `join` trains again: saved trees of LightGBM do not continue exactly."""
+        """Set how many rounds `join` trains again: saved trees of LightGBM do not continue exactly."""
         self.repeated = done
 
     def train_round(self, number: int) -> None:

@@ -63,7 +63,7 @@ class MatrixRows(Dataset[Tensor]):
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker process maps the file itself, instead of receiving its contents."""
+        """Return the state without the contents: a worker process maps the file itself."""
         return {**self.__dict__, "mmap_data": None}
 
 

@@ -183,7 +183,7 @@ def _choose_type(nonzeros: np.ndarray) -> np.dtype:
 
 
 def _restore_large_counts(data: np.ndarray, large_at: np.ndarray, large: np.ndarray, first: int) -> np.ndarray:
-    """Put large counts back into `data`, which starts at entry `first`, in a type wide enough."""
+    """Return `data`, which starts at entry `first`, with its large counts, in a type wide enough."""
     begin, end = np.searchsorted(large_at, [first, first + len(data)])
     if begin == end:
         return data
