@@ -1,4 +1,4 @@
-"""What the ranks of test_axes.py do, and workloads with a fault planted in an axis."""
+"""What the ranks of test_axes.py do."""
 
 import os
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib.util import find_spec
 from math import prod
 from types import FunctionType, MethodType
@@ -281,12 +281,16 @@ class KeyedPasses:
             site.calls = 0
 
 
-def run_site(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module that is a site; one compilation serves all of a class."""
-    outer, PASS.site = PASS.site, getattr(module, SITE)
-    found = type(module).forward(module, *args, **kwargs)
+def run_at_site(site: Site, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    outer, PASS.site = PASS.site, site
+    found = forward(*args, **kwargs)
     PASS.site = outer
     return found
+
+
+def run_module(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a module that is a site; one compilation serves all of a class."""
+    return run_at_site(getattr(module, SITE), type(module).forward, module, *args, **kwargs)
 
 
 def run_again(forward: Callable[..., Any], sites: Sequence[Site]) -> Callable[..., Any]:
@@ -303,19 +307,6 @@ def run_again(forward: Callable[..., Any], sites: Sequence[Site]) -> Callable[..
     return run
 
 
-def _wrap_forward(module: Any) -> Callable[..., Any]:
-    """Return what `run_site` does for a module whose own `forward` was replaced."""
-    forward, site = module.forward, getattr(module, SITE)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        outer, PASS.site = PASS.site, site
-        found = forward(*args, **kwargs)
-        PASS.site = outer
-        return found
-
-    return run
-
-
 def mark_sites(model: nn.Module) -> None:
     """Attach a dropout site, named after the module, to each module that calls dropout itself."""
     sequence_first = any(getattr(module, "batch_first", True) is False for module in model.modules())
@@ -323,7 +314,8 @@ def mark_sites(model: nn.Module) -> None:
         if name and drops_itself(module) and not hasattr(module, SITE):
             site = Site(name, batch_second=sequence_first and not isinstance(module, nn.MultiheadAttention))
             setattr(module, SITE, site)
-            module.forward = MethodType(run_site, module) if "forward" not in vars(module) else _wrap_forward(module)
+            replaced = vars(module).get("forward")
+            module.forward = partial(run_at_site, site, replaced) if replaced else MethodType(run_module, module)
 
 
 def drops_itself(module: nn.Module) -> bool:

@@ -264,11 +264,9 @@ class Decoder(nn.Module):
             return 0.5 * std if self.shape.tied else 1.0
         if name.startswith("head."):
             return 0.3 * std
-        return (
-            std / math.sqrt(2 * self.shape.layers)
-            if name.endswith((".out.weight", ".down.weight", ".down_proj"))
-            else std
-        )
+        if name.endswith((".out.weight", ".down.weight", ".down_proj")):
+            return std / math.sqrt(2 * self.shape.layers)
+        return std
 
     def costs(self, sequence: int) -> tuple[float, list[float], float]:
         """Return FLOPs per token, forward and backward, of (the embedding, each layer of the whole model, the head)."""

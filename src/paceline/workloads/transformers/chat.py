@@ -3,6 +3,7 @@
 import json
 import re
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -265,7 +266,7 @@ def pack_lengths(lengths: np.ndarray, room: int) -> list[list[int]]:
         return [[number] for number in range(len(lengths))]
     rows: list[list[int]] = []
     free: list[int] = []  # rooms that some row has left, sorted
-    having: dict[int, list[int]] = {}
+    having = defaultdict[int, list[int]](list)  # numbers of rows by the room that they have left
     for number in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[number])
         at = bisect_left(free, length)
@@ -276,12 +277,12 @@ def pack_lengths(lengths: np.ndarray, room: int) -> list[list[int]]:
             left = free[at]
             place = having[left].pop()
             if not having[left]:
-                del having[left], free[at]
+                del free[at]
         rows[place].append(number)
         left -= length
-        if left not in having:
+        if not having[left]:
             insort(free, left)
-        having.setdefault(left, []).append(place)
+        having[left].append(place)
     return rows
 
 
