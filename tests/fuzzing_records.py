@@ -244,7 +244,7 @@ def make_lightgbm(folder):
 
 def read_trees(folder, kind):
     found = FittedTrees.read(folder / "kept")
-    return found.predict([{"size": 1.0, "kind": kind}]), found.rounds, found.leaves, found.classes
+    return found.predict([{"size": 1.0, "kind": kind}]), found.rounds, found.classes
 
 
 CALIBRATION = {"weights": [1.1], "shifts": [0.1, -0.1]}

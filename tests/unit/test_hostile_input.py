@@ -103,7 +103,7 @@ def test_a_pipe_is_refused(name, tmp_path, monkeypatch, ask, in_time):
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_a_line_without_end_is_not_read(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_LINE_CHARACTERS", 1000)
-    (tmp_path / f"t.{kind}").write_text('{"a": 1}\n' * 200 if kind == "jsonl" else "a,b\n" * 300)
+    (tmp_path / f"t.{kind}").write_text('{"a": 1}\n' * 200 if kind == "jsonl" else "a,b\n" + "1,2\n" * 300)
     read = partial(iter_columns, kind=kind, wanted={"": "a"})
     assert len(list(read(tmp_path / f"t.{kind}"))) >= 200
     with (tmp_path / f"t.{kind}").open("a") as file:

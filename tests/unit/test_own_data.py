@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import paceline
 from paceline.config import RunSpec
@@ -28,9 +29,12 @@ def data_folder(tmp_path_factory):
     write_digits(folder / "data" / "mnist", train=320, test=64)
     _census(folder / "data" / "adult_census")
     _reviews(folder / "data" / "amazon_reviews_2023")
-    (folder / "people").mkdir()
     for split in ("train", "test"):
-        text = "age,hours,job,income\n30,40,cook,low\n50,20,clerk,high\n"
+        for name in ("cat", "dog"):
+            (folder / "photos" / split / name).mkdir(parents=True)
+            Image.new("RGB", (40, 30)).save(folder / "photos" / split / name / "1.png")
+        (folder / "people").mkdir(exist_ok=True)
+        text = "age,hours,job,city,income\n30,40,cook,Rome,low\n50,20,clerk,Oslo,high\n"
         (folder / "people" / f"{split}.csv").write_text(text)
     return folder
 

@@ -223,7 +223,10 @@ class Vocabulary:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         try:
-            return restore_tokenizer(read_text(self.folder / TOKENIZER))
+            found = restore_tokenizer(read_text(self.folder / TOKENIZER))
+            if found.truncation is None:
+                raise ValueError("it has no truncation")
+            return found
         except (OSError, ValueError) as error:
             raise UserError(f"{self.folder / TOKENIZER} is damaged: {error}", code="damaged") from None
 
