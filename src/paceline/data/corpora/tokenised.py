@@ -223,14 +223,13 @@ class Vocabulary:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         try:
-            found = restore_tokenizer(read_text(self.folder / TOKENIZER))
-            if found.truncation is None:
-                raise ValueError("it has no truncation")
-            return found
+            return restore_tokenizer(read_text(self.folder / TOKENIZER))
         except (OSError, ValueError) as error:
             raise UserError(f"{self.folder / TOKENIZER} is damaged: {error}", code="damaged") from None
 
     def encode(self, texts: list[str]) -> EncodedTexts:
+        if self.tokenizer.truncation is None:
+            raise UserError(f"{self.folder / TOKENIZER} is damaged: it has no truncation", code="damaged")
         return tokenizers.encode_texts(self.tokenizer, self.special, texts)
 
 
